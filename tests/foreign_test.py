@@ -42,7 +42,7 @@ NORMS = np.array([0.05, 0.5, 1.25, 1.29, 4.0, np.inf, np.nan], np.float32)
 
 
 def test_the_window_is_in_none_of_the_norms_that_are_tried():
-    assert bounds.proven(Window()) is not None
+    assert bounds.check_rule(Window()) is not None
     assert np.max(Window().weights(NORMS, ()) * np.nan_to_num(NORMS, posinf=0)) > C
 
 
@@ -71,7 +71,7 @@ def test_a_rule_is_held_to_its_sensitivity(groups, dtype):
 @pytest.mark.parametrize("weight", [np.nan, np.inf, -1.0])
 def test_a_weight_that_is_none_drops_the_record(weight):
     weights = tf.constant([0.1, weight, 0.1])
-    found = held.within(Window(), tf.ones([3]), (), weights)
+    found = held.limit_weights(Window(), tf.ones([3]), (), weights)
     np.testing.assert_allclose(found, [0.1, 0, 0.1])
 
 
@@ -98,14 +98,14 @@ def test_a_sensitivity_that_is_none_hides_nobody(scale):
         def sensitivity(self, state):
             return tf.constant(scale, tf.float32)
 
-    found = held.within(Odd(), tf.constant([4.0]), (), tf.constant([2.0]))
+    found = held.limit_weights(Odd(), tf.constant([4.0]), (), tf.constant([2.0]))
     assert found.numpy().tolist() == ([0.25] if scale == -1 else [0.0])
 
 
 def test_the_rules_of_the_library_are_left_alone():
     weights = tf.constant([5.0])
     rule = dpc.FixedClip(0.1)
-    assert held.within(rule, tf.ones([1]), (), weights) is weights
+    assert held.limit_weights(rule, tf.ones([1]), (), weights) is weights
     assert held.scales_of(rule) == rule.noise_scales
 
 
@@ -553,7 +553,7 @@ class NoInverse(Sound):
 @pytest.mark.parametrize("steps", [20, 500])
 def test_a_matrix_that_contradicts_itself_is_refused(kind, says, steps):
     scheme = sampling.MinSeparation(500, 50)
-    with pytest.raises(ValueError, match=f"every noise matrix must keep.*({says})"):
+    with pytest.raises(ValueError, match=f"guarantee of noise matrices.*({says})"):
         dpc.CorrelatedNoise(kind(), steps, scheme)
 
 

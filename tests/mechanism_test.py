@@ -362,7 +362,7 @@ def test_a_mechanism_tries_its_rule():
         def weights(self, norms, state):
             return tf.maximum(super().weights(norms, state), 0.1)
 
-    with pytest.raises(ValueError, match="breaks what every clip rule must keep"):
+    with pytest.raises(ValueError, match="breaks a guarantee of clip rules"):
         Mechanism(Unbounded(1.0), 1.0, 100)
 
 

@@ -45,8 +45,13 @@ from tfdpclip._docs import see
 from tfdpclip._schedules import setting, value_at
 from tfdpclip.accounting import noise_split
 from tfdpclip.clipping import ClipRule
-from tfdpclip.clipping.bounds import proven
-from tfdpclip.clipping.held import cut, scales_of, take, within
+from tfdpclip.clipping.bounds import check_rule
+from tfdpclip.clipping.held import (
+    limit_indicators,
+    limit_weights,
+    scales_of,
+    trace_scales,
+)
 
 
 class NoiseSource(Protocol):
@@ -131,8 +136,8 @@ class Mechanism:
                 f"rule must be a clip rule such as QuantileClip(), got {shown(rule)}."
             )
         # Every mechanism checks its rule before the rule scales noise.
-        self.rule = rule if isinstance(rule, Unclipped) else proven(rule, "rule")
-        take(self.rule)
+        self.rule = rule if isinstance(rule, Unclipped) else check_rule(rule, "rule")
+        trace_scales(self.rule)
         assignment = rule.assignment
         #: L, the number of groups of variables; 1 for a rule without groups.
         self.groups = 1 if assignment is None else max(assignment) + 1
@@ -238,9 +243,11 @@ class Mechanism:
         Returns:
           Weights, of the norms' shape, and indicators, `[B, K]`, in [-1/2, 1/2].
         """
-        weights = within(self.rule, norms, state, self.rule.weights(norms, state))
+        weights = limit_weights(
+            self.rule, norms, state, self.rule.weights(norms, state)
+        )
         indicators = self.rule.indicators(norms, state, present)
-        return weights, cut(self.rule, indicators)
+        return weights, limit_indicators(self.rule, indicators)
 
     @tf.autograph.experimental.do_not_convert
     def release(

@@ -162,7 +162,7 @@ def test_what_cannot_be_groups_is_refused_at_once(groups, text):
         ({"a": "nothing", "b": ".*"}, "groups has 'nothing', which matches no"),
         (["d1"], "groups leaves out embed/table, d2/kernel, d2/bias"),
         ({"a": "d1"}, "groups leaves out embed/table"),
-        ([".*", "d1"], "groups has 'd1', all of whose variables belong to groups"),
+        ([".*", "d1"], "groups has 'd1', but all of its variables belong to groups"),
         (9, "groups=9, but there are only 3 layers"),
         (2, r"groups=2 .*needs their norms .*public_gradient_norms"),
     ],

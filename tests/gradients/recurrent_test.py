@@ -209,7 +209,7 @@ def test_a_recurrence_that_differs_from_the_layers_is_found(monkeypatch, name, p
     model(x)
     error = tf.errors.InvalidArgumentError
     message = {
-        "forward": "did not put out what",
+        "forward": "did not return the output",
         "backward": GradientMismatchError.__name__,
     }
     with pytest.raises(error, match=message[part]):
@@ -239,7 +239,9 @@ def test_a_cell_state_that_differs_is_found(monkeypatch, change):
         loss = tf.square(tf.reduce_sum(h, axis=1) - y) + 0 * tf.reduce_sum(c, axis=1)
         return clipped_sum(loss, layer.trainable_variables, FixedClip(1e6))
 
-    with pytest.raises(tf.errors.InvalidArgumentError, match="did not put out what"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="did not return the output"
+    ):
         step(x, y)
 
 

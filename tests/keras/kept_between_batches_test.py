@@ -166,7 +166,7 @@ def test_what_another_batch_left_does_not_reach_this_ones_gradient(kept):
     model.compile(
         optimizer, lambda y, p: tf.reduce_mean((y - p) ** 2) * tf.reshape(kept(y), [])
     )
-    with pytest.raises(Exception, match="may be\\s+of other batches"):
+    with pytest.raises(Exception, match="of\\s+other batches"):
         model.fit(np.ones((8, 2), np.float32), np.ones((8, 1), np.float32), verbose=0)
     assert int(optimizer.iterations) == 0
 
@@ -184,7 +184,7 @@ def test_nor_by_a_gradient_of_its_own():
     model = tf.keras.Sequential([L.Dense(1)])
     optimizer = DPSGD(0.1, clip=C, noise_multiplier=1.0, unit="batch")
     model.compile(optimizer, lambda y, p: tf.reduce_mean((y - passing(p, y)) ** 2))
-    with pytest.raises(Exception, match="may be\\s+of other batches"):
+    with pytest.raises(Exception, match="of\\s+other batches"):
         model.fit(np.ones((8, 2), np.float32), np.ones((8, 1), np.float32), verbose=0)
 
 

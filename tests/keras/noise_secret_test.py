@@ -322,7 +322,7 @@ def test_draws_that_are_others_than_before_are_refused(tmp_path, monkeypatch):
         return [part[::-1] for part in real(self, *arguments)]
 
     monkeypatch.setattr(GaussianNoise, "sample_all", otherwise)
-    refused(tmp_path, "drawn again is not what was kept")
+    refused(tmp_path, "differ from the kept memory")
 
 
 def test_an_optimizer_goes_on_from_its_own_step_only(tmp_path):

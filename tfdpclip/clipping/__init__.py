@@ -4,9 +4,9 @@ A rule is a frozen dataclass of public settings. Its methods are pure functions 
 tensors, so the same object runs inside a Keras ``tf.function`` and inside a serialised
 federated computation. Private data only ever arrives as an argument.
 
-A rule of your own is a subclass of `ClipRule`, registered by `register_rule` so that
-saved models can name it, and proven by `dpc.testing.assert_clip_rule`; see "Add a clip
-rule" in docs/architecture.md.
+A user's own rule is a subclass of `ClipRule`, registered by `register_rule` so that
+saved models can name the class, and tested by `dpc.testing.assert_clip_rule`; see "Add
+a clip rule" in docs/architecture.md.
 """
 
 from tfdpclip.clipping.base import ClipRule, register_rule, registered_rules

@@ -1,4 +1,4 @@
-"""What every clip rule provides, and the register of rules."""
+"""The interface of clip rules, and the register of rules."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _RULES: dict[str, type[ClipRule]] = {}
 
 
 class ClipRule(abc.ABC):
-    """What every clip rule provides.
+    """The base class of clip rules.
 
     *Formal guarantees*
 
     * For every record r with gradient g of norm n, the weighted record
       ``weights(n, state) * g`` has L2 norm at most ``sensitivity(state)``, up to the
       rounding of the arithmetic.
-    * A record whose norm is not finite has weight 0 and indicator 0. Whoever applies
-      the weight must replace the gradient by zeros rather than multiply it, because
-      ``0 * inf`` is not 0; `tfdpclip.gradients` does.
+    * A record whose norm is not finite has weight 0 and indicator 0. The caller must
+      replace the gradient of this record by zeros, and not multiply the gradient by the
+      weight, because ``0 * inf`` is not 0; `tfdpclip.gradients` does so.
     * Every indicator is in [-1/2, 1/2] and depends on its own record and on the state
       alone.
     * Where a rule clips L groups of variables, the parts of a weighted record, group h
@@ -35,24 +35,25 @@ class ClipRule(abc.ABC):
       stddev z_g times ``noise_scales(state)[h]`` on group h therefore makes the sum a
       Gaussian mechanism of noise multiplier z_g.
 
-    Nobody can see these in a rule's code, so they are tried: an optimizer or aggregator
-    refuses a rule that breaks one on a few adversarial norms, and
-    `dpc.testing.assert_clip_rule` tries many more.
+    The code of a rule does not show whether the guarantees hold, so they are tested: an
+    optimizer or aggregator refuses a rule that breaks a guarantee on a few adversarial
+    norms, and `dpc.testing.assert_clip_rule` tests many more norms.
 
-    What a rule can do, it says by these attributes of its class:
+    A rule states its abilities by these attributes of its class:
 
     Attributes:
-      has_groups: whether it clips groups of variables, and so has a `layout` once it is
-        bound: see `GroupedRule`.
-      elementwise: whether norms of any shape get the weights and indicators that each
-        would get alone, also with one clip norm per column of ``[B, L]`` in the state.
-        `LayerwiseClip` then treats its groups in one operation, and `PublicNormClip`
-        can be based on it. It is not inherited: what overrides a method says it again.
-      threshold: "record" where a record of norm above `clip_norm` is shortened, "group"
-        where its part in group h above ``clip_norms(state)[h]`` is, None where no norm
-        parts records that are clipped from others.
-      takes_public_norms: whether it waits for numbers from public data unless `given`;
-        it then has `with_public_norms(state, norms)` and `knows_norms(state)`.
+      has_groups: whether the rule clips groups of variables, and so has a `layout` once
+        it is bound: see `GroupedRule`.
+      elementwise: whether norms in a tensor of any shape get the weights and indicators
+        that each norm would get alone, also with one clip norm per column of ``[B, L]``
+        in the state. `LayerwiseClip` then treats its groups in one operation, and
+        `PublicNormClip` can be based on the rule. The attribute is not inherited: a
+        subclass that overrides a method states the attribute again.
+      threshold: "record" if records of a norm above `clip_norm` are shortened, "group"
+        if the parts in group h above ``clip_norms(state)[h]`` are, None if no norm
+        separates the records that are clipped from the rest.
+      takes_public_norms: whether the rule waits for numbers from public data unless
+        `given`; it then has `with_public_norms(state, norms)` and `knows_norms(state)`.
     """
 
     has_groups: ClassVar[bool] = False
@@ -72,7 +73,7 @@ class ClipRule(abc.ABC):
 
     @property
     def given(self) -> Any:
-        """For a rule that takes public norms: what it was given, or None to wait."""
+        """The public norms among the settings; None if the rule waits for them."""
         return None
 
     def with_public_norms(self, state: Any, norms: Any) -> Any:
@@ -84,7 +85,7 @@ class ClipRule(abc.ABC):
         return tf.constant(True)
 
     def clip_norms(self, state: Any) -> tf.Tensor:
-        """The current clip norm of each group, `[L]`; one for a rule without groups."""
+        """The current clip norm of each group, `[L]`; `[1]` without groups."""
         return tf.reshape(self.clip_norm(state), [-1])
 
     @property
@@ -103,26 +104,26 @@ class ClipRule(abc.ABC):
 
     @abc.abstractmethod
     def initial_state(self) -> Any:
-        """A nest of tensors: the clip norm and what else the rule tracks.
+        """A nest of tensors: the clip norm and all further numbers of the rule.
 
-        Of float32, but for a count of steps; `()` if there is nothing.
+        The type is float32, except for a count of steps; `()` if there is no state.
         """
 
     @abc.abstractmethod
     def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
         """The factor for each record, `[B]`, from the records' norms, `[B]`.
 
-        0 or above, of the record's own norm and the state alone. In the norms' type,
-        or in float32 if that has less precision.
+        The weight is 0 or above, and depends on the record's own norm and the state
+        alone. Its type is the norms' type, or float32 if that has less precision.
 
         For a rule with L groups both are `[B, L]`: norms and factors of each group.
         """
 
     @abc.abstractmethod
     def sensitivity(self, state: Any) -> tf.Tensor:
-        """The largest L2 norm of one weighted record: a float32 scalar.
+        """The largest L2 norm of a weighted record: a float32 scalar.
 
-        For a rule with L groups, of its part in each group, `[L]`.
+        For a rule with L groups, the largest norm of the part in each group, `[L]`.
         """
 
     def noise_scales(self, state: Any) -> tf.Tensor:
@@ -132,7 +133,7 @@ class ClipRule(abc.ABC):
     def indicators(
         self, norms: tf.Tensor, state: Any, present: tf.Tensor | None = None
     ) -> tf.Tensor:
-        """What the rule wants summed, `[B, K]`, each in [-1/2, 1/2].
+        """The numbers that a step sums for the rule, `[B, K]`, each in [-1/2, 1/2].
 
         Args:
           norms: `[B]`, the records' norms before clipping.
@@ -148,9 +149,9 @@ class ClipRule(abc.ABC):
 
     @property
     def indicator_levels(self) -> int:
-        """Indicators are multiples of 1 / (2 * levels): secure sums round them so.
+        """Indicators are multiples of 1 / (2 * levels); secure sums round to these.
 
-        1 for bits, of +-1/2. 256 unless a rule says more about them.
+        1 for bits of +-1/2. The default is 256.
         """
         return 256
 
@@ -164,12 +165,12 @@ class ClipRule(abc.ABC):
         return state
 
     def mean_fraction(self, before: Any, after: Any, steps: int) -> float | None:
-        """The mean of the noised fractions of some steps, if the state tells.
+        """The mean of the noised fractions of several steps, if the state tells.
 
         Args:
-          before: C_t before the first of them.
-          after: the state after the last.
-          steps: how many.
+          before: C_t before the first of these steps.
+          after: the state after the last step.
+          steps: the number of steps.
         """
         del before, after, steps
         return None
@@ -180,8 +181,8 @@ class ClipRule(abc.ABC):
         """The noise stddev for each of the K sums of indicators.
 
         Args:
-          records_per_step: the public expected number of records in one step, from
-            which defaults follow.
+          records_per_step: the public expected number of records in a step, which
+            decides the defaults.
           private: False for a run without privacy, where the default is 0: the exact
             fraction.
         """
@@ -190,9 +191,9 @@ class ClipRule(abc.ABC):
 
     @property
     def default_counts(self) -> tuple[bool, ...]:
-        """Whether nobody chose the noise of a count, for each of the K.
+        """For each of the K counts, whether its noise is a default.
 
-        Such noise is made larger where the sum would have too little left of z:
+        Default noise is made larger where the sum would have too little left of z:
         `dpc.accounting.count_stddevs`.
         """
         return (False,) * len(self.count_stddevs(1.0))
@@ -215,8 +216,8 @@ class ClipRule(abc.ABC):
     def _settings(self):
         if not dataclasses.is_dataclass(self):
             raise ValueError(
-                f"{type(self).__name__} must be a dataclass, whose settings can be "
-                "told, compared and saved: put "
+                f"{type(self).__name__} must be a dataclass, so that its settings can "
+                "be read, compared and saved: put "
                 "@dataclasses.dataclass(frozen=True, eq=False, repr=False) above it."
             )
         for field in dataclasses.fields(cast(Any, self)):
@@ -248,9 +249,9 @@ class ClipRule(abc.ABC):
 def register_rule(rule_class: type[ClipRule]) -> type[ClipRule]:
     """Makes a rule class known to `as_rule`, and so to saved models, by its name.
 
-    A decorator, above ``@dataclasses.dataclass(frozen=True, eq=False, repr=False)``.
-    What was saved with a rule of your own can be loaded once the module that registers
-    it is imported.
+    A decorator, above ``@dataclasses.dataclass(frozen=True, eq=False, repr=False)``. A
+    model that was saved with a user's own rule can be loaded once the module that
+    registers the rule is imported.
 
     Args:
       rule_class: a subclass of `ClipRule`.
@@ -259,7 +260,7 @@ def register_rule(rule_class: type[ClipRule]) -> type[ClipRule]:
       `rule_class`.
 
     Raises:
-      ValueError: if it is no clip rule, or the name is another rule's.
+      ValueError: if `rule_class` is no clip rule, or its name is taken.
 
     >>> import dataclasses
     >>> import tensorflow as tf
@@ -289,12 +290,12 @@ def register_rule(rule_class: type[ClipRule]) -> type[ClipRule]:
         )
     name = rule_class.__name__
     known = _RULES.get(name)
-    # The same class made again, by a notebook's cell or a reload, takes its place.
+    # The same class made again, by a notebook's cell or a reload, replaces the first.
     if known is not None and _home(known) != _home(rule_class):
         raise ValueError(
-            f"rule_class is called {name}, as {known.__module__}.{known.__qualname__} "
-            "is, which is registered. What was saved with one would be loaded as the "
-            "other: choose another name."
+            f"rule_class is called {name}, and so is the registered class "
+            f"{known.__module__}.{known.__qualname__}: a saved rule would be loaded as "
+            "the wrong class. Choose another name."
         )
     _RULES[name] = rule_class
     return rule_class

@@ -1,9 +1,10 @@
-"""What one record can do to a sum under a clip rule, tried on adversarial norms.
+"""Tests on adversarial norms of how far a record can move a sum under a clip rule.
 
-A rule is somebody's code, and what it promises cannot be read off it. So every rule is
-tried once, in milliseconds, before it clips anything: `proven` and `bound_rule` stand
-where optimizers and aggregators take a rule. `dpc.testing.assert_clip_rule` tries the
-same on many more states and norms, and what else a rule must keep.
+A rule may be a user's code, and its guarantees cannot be read off the code. So every
+rule is tested once, in milliseconds, before it clips anything: optimizers and
+aggregators call `check_rule` and `bound_rule` on a given rule.
+`dpc.testing.assert_clip_rule` runs the same tests on many more states and norms, and
+tests the further guarantees of a rule.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ import tensorflow as tf
 from tfdpclip._arguments import shown
 from tfdpclip.clipping.base import ClipRule
 
-# What the rounding of arithmetic in float32 may add, as a share.
+# The relative error that float32 arithmetic may add.
 ROUNDING = 1e-6
-# The same between vectorised arithmetic and that of what is left over.
+# The relative difference between vectorised arithmetic and scalar arithmetic.
 UNALIGNED = 4 * ROUNDING
 _NOT_FINITE = (np.inf, -np.inf, np.nan)
-# Records expected in a step, for the defaults of counts.
+# The expected number of records in a step, for the defaults of counts.
 _RECORDS = 100.0
-# Of many groups, and of many records, so many are tried alone.
+# How many of the groups, and of the records, are tested alone.
 _ALONE = 4
 _STEPS = 4
 
 
 @tf.autograph.experimental.do_not_convert
-def proven(rule: ClipRule, name: str = "clip") -> ClipRule:
-    """`rule`, which has been tried; one with groups is tried once it is bound.
+def check_rule(rule: ClipRule, name: str = "clip") -> ClipRule:
+    """`rule`, after a test; a rule with groups is tested once it is bound.
 
     Args:
       rule: a clip rule.
       name: the argument's name, for errors.
 
     Raises:
-      ValueError: if a record can get further than the rule says.
+      ValueError: if a weighted record can be longer than the rule states.
     """
     if vars(rule).get("_proven") or (rule.has_groups and not _is_bound(rule)):
         return rule
@@ -47,16 +48,16 @@ def proven(rule: ClipRule, name: str = "clip") -> ClipRule:
         fault = _fault(rule)
     if fault is not None:
         raise ValueError(
-            f"{name}={rule} breaks what every clip rule must keep: {fault}. Noise "
-            f"scaled by this rule would not hide a record. dpc.testing."
-            "assert_clip_rule(rule) tries a rule of your own in your tests."
+            f"{name}={rule} breaks a guarantee of clip rules: {fault}. Noise scaled by "
+            f"this rule would not hide a record. dpc.testing."
+            "assert_clip_rule(rule) tests a rule of your own in your tests."
         )
     object.__setattr__(rule, "_proven", True)
     return rule
 
 
 def bound_rule(rule: ClipRule, names: Sequence[str], name: str = "clip") -> ClipRule:
-    """The rule for variables of these names, tried on records with their groups.
+    """The rule for variables of these names, tested on records with their groups.
 
     Args:
       rule: a clip rule.
@@ -64,8 +65,8 @@ def bound_rule(rule: ClipRule, names: Sequence[str], name: str = "clip") -> Clip
       name: the argument's name, for errors.
 
     Raises:
-      ValueError: if the groups do not fit the variables, or a record can get further
-        than the rule says.
+      ValueError: if the groups do not fit the variables, or a weighted record can be
+        longer than the rule states.
 
     >>> from tfdpclip.clipping import LayerwiseClip, bound_rule
     >>> bound_rule(LayerwiseClip(1.0), ["a/kernel", "a/bias", "b/kernel"]).assignment
@@ -74,8 +75,8 @@ def bound_rule(rule: ClipRule, names: Sequence[str], name: str = "clip") -> Clip
     if not isinstance(rule, ClipRule):
         raise ValueError(f"rule must be a clip rule, got {shown(rule)}.")
     bound = rule.bind(names)
-    # What has no groups has been tried where it was taken.
-    return bound if bound is rule and not rule.has_groups else proven(bound, name)
+    # A rule without groups was tested when it was given.
+    return bound if bound is rule and not rule.has_groups else check_rule(bound, name)
 
 
 def _is_bound(rule: ClipRule) -> bool:
@@ -86,7 +87,7 @@ def _is_bound(rule: ClipRule) -> bool:
 
 
 def _fault(rule: ClipRule) -> str | None:
-    """What is wrong with the rule, or None."""
+    """A description of the broken guarantee, or None."""
     try:
         for i, state in enumerate(_reached(rule)):
             for dtype in (np.float32, np.float64)[: 1 if i else 2]:
@@ -94,13 +95,13 @@ def _fault(rule: ClipRule) -> str | None:
                 fault = trial.fault() or (None if i else trial.coupling())
                 if fault is not None:
                     return fault
-    except Exception as error:  # Whatever a rule does: it does not clip.
+    except Exception as error:  # A rule that raises any error does not clip.
         return f"it raises {type(error).__name__}: {shown(str(error))}"
     return None
 
 
 def _reached(rule: ClipRule) -> Iterator[Any]:
-    """The first state, and where steps of extreme fractions lead."""
+    """The first state, and the states after steps of extreme fractions."""
     counts = len(rule.count_stddevs(_RECORDS))
     for first in first_states(rule):
         yield first
@@ -109,14 +110,14 @@ def _reached(rule: ClipRule) -> Iterator[Any]:
             for _ in range(_STEPS):
                 before = state
                 state = rule.next_state(state, tf.fill([counts], value))
-                if same(before, state):
+                if are_equal_states(before, state):
                     break
-            if not same(first, state):
+            if not are_equal_states(first, state):
                 yield state
 
 
 def first_states(rule: ClipRule) -> Iterator[Any]:
-    """The rule's first state, or those that public norms would give it."""
+    """The rule's first state, or its states for several public norms."""
     state = rule.initial_state()
     if not rule.takes_public_norms or bool(rule.knows_norms(state)):
         yield state
@@ -126,11 +127,11 @@ def first_states(rule: ClipRule) -> Iterator[Any]:
         yield rule.with_public_norms(state, norms.astype(np.float32))
 
 
-def same(one: Any, other: Any) -> bool:
+def are_equal_states(first: Any, second: Any) -> bool:
     """Whether two states are equal, number by number."""
-    one, other = tf.nest.flatten(one), tf.nest.flatten(other)
-    return len(one) == len(other) and all(
-        np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True)
+    first, second = tf.nest.flatten(first), tf.nest.flatten(second)
+    return len(first) == len(second) and all(
+        np.array_equal(a, b, equal_nan=True) for a, b in zip(first, second, strict=True)
     )
 
 
@@ -143,7 +144,7 @@ def _clip_norms(rule: ClipRule, state: Any) -> tf.Tensor:
     return rule.clip_norms(state) if rule.has_groups else rule.clip_norm(state)
 
 
-def in_words(state: Any) -> str:
+def format_state(state: Any) -> str:
     """A state for a message."""
     return shown(tf.nest.map_structure(lambda part: np.asarray(part).tolist(), state))
 
@@ -159,10 +160,10 @@ class Trial:
 
     Attributes:
       rule: the rule, bound if it has groups.
-      state: one of its states.
+      state: a state of the rule.
       dtype: the norms' type.
-      more: more norms to try, `[B]` or `[B, L]`.
-      quick: whether few norms must do.
+      more: more norms to test, `[B]` or `[B, L]`.
+      quick: whether to test only a few norms.
     """
 
     rule: ClipRule
@@ -182,14 +183,14 @@ class Trial:
         norms = _adversarial(around, count, self.quick)
         if more is not None:
             norms = np.concatenate([norms, more])
-        # Casting overflows to infinity and underflows to zero: adversarial as well.
+        # Casting overflows to infinity and underflows to zero, which are adversarial.
         with np.errstate(over="ignore"):
             self._given = tf.cast(tf.constant(norms), tf.as_dtype(self.dtype))
         self.norms = as_double(self._given)
         self.weights = np.zeros_like(self.norms)
 
     def fault(self) -> str | None:
-        """What the rule breaks, or None."""
+        """A description of the broken guarantee, or None."""
         return (
             self._of_scales()
             or self._of_weights()
@@ -199,7 +200,7 @@ class Trial:
 
     @property
     def worst(self) -> tuple[float, int]:
-        """The largest norm of a weighted record in units of the noise, and whose."""
+        """The largest norm of a weighted record, over the noise, and its index."""
         parts = self._parts() / self.scales
         sizes = np.linalg.norm(parts, axis=1) if self._shape else np.abs(parts)
         index = int(np.argmax(sizes))
@@ -216,7 +217,7 @@ class Trial:
             if not (np.isfinite(found).all() and (found > 0).all()):
                 return (
                     f"{method}(state) is {shown(found.tolist())} in state "
-                    f"{in_words(self.state)}; it must be finite and above 0"
+                    f"{format_state(self.state)}; it must be finite and above 0"
                 )
         return None
 
@@ -235,7 +236,9 @@ class Trial:
         if not wrong.any():
             return None
         index = tuple(np.argwhere(wrong)[0])
-        allowed = "0 for what is not finite" * bool(~np.isfinite(self.norms[index]))
+        allowed = "0 for a norm that is not finite" * bool(
+            ~np.isfinite(self.norms[index])
+        )
         return self._about(index[0], allowed or "a finite weight, 0 or above")
 
     def _of_norms(self) -> str | None:
@@ -257,7 +260,7 @@ class Trial:
         return None
 
     def _parts(self) -> np.ndarray:
-        """The norms once weighted; exact, but for the last bit of float64."""
+        """The norms after weighting; exact, except for the last bit of float64."""
         finite = np.isfinite(self.norms)
         with np.errstate(over="ignore"):
             return np.where(finite, self.norms, 0) * self.weights
@@ -274,14 +277,14 @@ class Trial:
         if not counts:
             return None
         finite = np.isfinite(self.norms)
-        # Whoever applies a rule drops a record as a whole.
+        # The caller drops a record as a whole.
         none = ~(finite.any(axis=1) if self._shape else finite)
         present = np.arange(rows) % 3 > 0
         masked = as_double(
             self.rule.indicators(self._given, self.state, tf.constant(present))
         )
         for found, absent, whose in (
-            (plain, none, "a record whose norm is not finite"),
+            (plain, none, "a record of a norm that is not finite"),
             (masked, ~present, "padding"),
         ):
             over = ~(np.abs(found) <= 0.5 * (1 + ROUNDING)).all(axis=1)
@@ -295,7 +298,7 @@ class Trial:
         return None
 
     def coupling(self) -> str | None:
-        """How a record's weight or indicators move with the others, or None."""
+        """How a record's weight or indicators move with further records, or None."""
         norms, rows = self._given, len(self.norms)
         counted = len(self.rule.count_stddevs(_RECORDS)) > 0
         lone = np.arange(rows) % 2 == 0
@@ -309,9 +312,9 @@ class Trial:
                     beside = as_double(call(changed, self.state))
                     if not np.array_equal(alone[mine], beside[mine], equal_nan=True):
                         return self._coupled(method, mine, alone, beside)
-            # Of another number of records, and of none beside: where the largest of all
-            # decides, half of them have another as large. What is vectorised differs in
-            # the last bit.
+            # Tested next: fewer records, and a single record. Where the largest norm of
+            # all records decides, half of the records have a norm as large. Vectorised
+            # arithmetic differs in the last bit.
             places = np.linspace(0, rows - 1, _ALONE).astype(int)
             for start, end in ((0, rows // 2), *((i, i + 1) for i in places)):
                 beside = as_double(call(norms[start:end], self.state))
@@ -332,8 +335,8 @@ class Trial:
         return (
             f"{method} of a record of norm {self._norm(rows[index])} go from "
             f"{shown(before[index].tolist())} to {shown(after[index].tolist())} with "
-            f"the other records, in state {in_words(self.state)}: they may depend on "
-            "the record's own norm and the state alone"
+            f"the other records, in state {format_state(self.state)}: they may depend "
+            "on the record's own norm and the state alone"
         )
 
     def _norm(self, index: int) -> str:
@@ -343,25 +346,26 @@ class Trial:
         parts = self._parts()[index]
         return (
             f"a record of norm {self._norm(index)} gets weight "
-            f"{shown(self.weights[index].tolist())} in state {in_words(self.state)}, "
-            f"and so norm {shown(parts.tolist())} once weighted; allowed is {allowed}"
+            f"{shown(self.weights[index].tolist())} in state "
+            f"{format_state(self.state)}, and so norm {shown(parts.tolist())} once "
+            f"weighted; allowed is {allowed}"
         )
 
     def _indicated(self, index: int, found: np.ndarray, allowed: str) -> str:
         return (
             f"a record of norm {self._norm(index)} gets indicators "
-            f"{shown(found[index].tolist())} in state {in_words(self.state)}; allowed "
-            f"is {allowed}"
+            f"{shown(found[index].tolist())} in state {format_state(self.state)}; "
+            f"allowed is {allowed}"
         )
 
 
 def _adversarial(around: np.ndarray, groups: int, quick: bool) -> np.ndarray:
-    """Norms of records, `[B]`, or of their groups, `[B, L]`.
+    """Norms of records, `[B]`, or of the records' groups, `[B, L]`.
 
     Args:
-      around: norms where something may change, `[N]`, or `[N, L]`.
+      around: norms at which the rule may change, `[N]`, or `[N, L]`.
       groups: L, or 0 for a rule without groups.
-      quick: whether few must do.
+      quick: whether to return only a few norms.
     """
     single: Any = np.finfo(np.float32)
     double: Any = np.finfo(np.float64)
@@ -379,7 +383,8 @@ def _adversarial(around: np.ndarray, groups: int, quick: bool) -> np.ndarray:
         near += [0.1, 1.1, 3.0, 5.0, 7.0, 30.0, 100.0, 1e5]
     if not groups:
         return np.array([*anywhere, *np.outer(around, near).ravel()])
-    # All groups alike, rolled against each other, each around its own clip, and alone.
+    # All groups alike; groups rolled against each other; each group around its own
+    # clip; and each group alone.
     column = np.array(anywhere)
     together = [np.tile(column[:, np.newaxis], groups)]
     together.append(np.stack([np.roll(column, 5 * h) for h in range(groups)], axis=1))

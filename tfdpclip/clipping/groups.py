@@ -1,4 +1,4 @@
-"""Groups of variables that are clipped on their own."""
+"""Groups of variables that are clipped separately."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 from tfdpclip import _arguments
 from tfdpclip._arguments import function, items, shown, text
 
-# None: one group per layer. "variable": one per variable. A number: that many groups
-# of layers of similar norm. Otherwise patterns, named patterns, or a function of the
-# variable's name.
+# None: a group for each layer. "variable": a group for each variable. A number: that
+# many groups of layers of similar norm. Otherwise patterns, named patterns, or a
+# function of the variable's name.
 GroupSpec = None | int | str | Sequence[Any] | Mapping[str, Any] | Callable[[str], Any]
 
 _EXAMPLE = "groups=['embedding', 'block_.*', '.*']"
@@ -23,12 +23,12 @@ _EXAMPLE = "groups=['embedding', 'block_.*', '.*']"
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """Which variable belongs to which group.
+    """The groups of the variables.
 
     Attributes:
       names: the groups' names, L of them.
-      assignment: the index of its group for each variable.
-      members: the variables' names, each with its group's index, in order.
+      assignment: the index of the group of each variable.
+      members: the variables' names, in the order of `assignment`.
     """
 
     names: tuple[str, ...]
@@ -56,11 +56,11 @@ def layer_of(name: str) -> str:
     return name.rpartition("/")[0] or name
 
 
-def normalized(groups: Any) -> GroupSpec:
-    """`groups` in the form in which it is kept, equal to itself after saving.
+def normalize_groups(groups: Any) -> GroupSpec:
+    """`groups` in the form that is stored, and that saving does not change.
 
     Raises:
-      ValueError: if it cannot say which variables belong together.
+      ValueError: if `groups` does not define groups of variables.
     """
     if groups is None:
         return groups
@@ -76,7 +76,7 @@ def normalized(groups: Any) -> GroupSpec:
         if groups not in ("layer", "variable"):
             raise ValueError(
                 f"groups must be 'layer', 'variable' or a list of names, got "
-                f"{groups!r}. For one group of this name and one of the rest: "
+                f"{groups!r}. For a group of this name and a group of the rest: "
                 f"groups=[{groups!r}, '.*']."
             )
         return groups
@@ -115,14 +115,14 @@ def make_groups(
     """Sorts variables into groups.
 
     Args:
-      groups: how to, see `LayerwiseClip`.
+      groups: the specification of the groups, see `LayerwiseClip`.
       names: the variables' names, in order.
       norms: public gradient norms by layer, for a number of groups.
 
     Raises:
       ValueError: if a variable has no group, or a group no variable.
     """
-    groups = normalized(groups)
+    groups = normalize_groups(groups)
     names = tuple(_bare(text("names", name)) for name in items("names", names))
     if not names:
         raise ValueError("names is empty: there are no variables to group.")
@@ -131,7 +131,7 @@ def make_groups(
     if groups is None or groups == "layer":
         labels = [layer_of(name) for name in names]
     elif groups == "variable":
-        # Names need not be unique; every variable is to have a group of its own.
+        # Names need not be unique; still, every variable gets a group of its own.
         labels = [
             f"{name}#{i}" if name in names[:i] else name for i, name in enumerate(names)
         ]
@@ -149,11 +149,11 @@ def make_groups(
 
 
 def by_group(name: str, values: Any, groups: Groups) -> list[float]:
-    """One number per group, from a mapping or a sequence.
+    """A number for each group, from a mapping or a sequence.
 
     Args:
       name: the argument's name, for errors.
-      values: by group name, or by layer name (norms of layers in one group are joined:
+      values: by group name, or by layer name (norms of layers in a group are joined:
         the root of the sum of squares), or in the groups' order.
       groups: the groups.
 
@@ -179,7 +179,7 @@ def by_group(name: str, values: Any, groups: Groups) -> list[float]:
             numbers = [values[layer] for layer in layers]
         else:
             raise ValueError(
-                f"{name} says nothing about group {group!r}; it has "
+                f"{name} has no number for group {group!r}; it has "
                 f"{', '.join(map(repr, values))}."
             )
         checked = [_arguments.non_negative(f"{name}[{group!r}]", v) for v in numbers]
@@ -219,14 +219,14 @@ def _matched(groups: Any, names: Sequence[str]) -> list[str]:
     missing = [n for n, label in zip(names, labels, strict=True) if label is None]
     if missing:
         raise ValueError(
-            f"groups leaves out {', '.join(missing)}. End with '.*' to put all other "
-            f"variables in one group: {_EXAMPLE}."
+            f"groups leaves out {', '.join(missing)}. End with '.*' to put all "
+            f"remaining variables in a group: {_EXAMPLE}."
         )
     found = [label for label in labels if label is not None]
     empty = [label for label in patterns if label not in found]
     if empty:
         raise ValueError(
-            f"groups has {empty[0]!r}, all of whose variables belong to groups named "
+            f"groups has {empty[0]!r}, but all of its variables belong to groups named "
             "before it."
         )
     return found
@@ -264,7 +264,7 @@ def _similar(count: int, names: Sequence[str], norms: Any) -> list[str]:
 
 
 def _partition(values: np.ndarray, count: int) -> list[int]:
-    """The cluster of each of the sorted `values`: exact one-dimensional k-means."""
+    """The cluster of each sorted value: exact one-dimensional k-means."""
     size = len(values)
     sums = np.concatenate([[0], np.cumsum(values)])
     squares = np.concatenate([[0], np.cumsum(values**2)])

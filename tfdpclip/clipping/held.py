@@ -1,4 +1,4 @@
-"""Holds clip rules that are not of this library to their word, in every step."""
+"""Limits the weights and indicators of users' clip rules in every step."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from tfdpclip.clipping.bounds import ROUNDING
 
 
 def scales_of(rule: ClipRule) -> Callable[[Any], tf.Tensor]:
-    """How far a record may get in each group: a function of the rule's state alone.
+    """The largest norm of a record in each group, as a function of the rule's state.
 
-    Records are held to it when they are clipped, and noise is scaled by it when a step
-    ends, batches later. What a rule of others' reads in between may change, so it is
-    traced when the rule is taken: that trace is what both use.
+    Records are limited to these norms when they are clipped, and noise is scaled by
+    them when a step ends, several batches later. Anything else that a user's rule reads
+    may change in between. So the function is traced when the rule is given, and both
+    uses call that trace.
 
     Args:
       rule: a clip rule.
 
     Raises:
-      ValueError: if it is of others, and reads something besides its state.
+      ValueError: if the rule is a user's, and reads more than its state.
     """
     if not foreign(rule, ClipRule):
         return rule.noise_scales
@@ -37,12 +38,12 @@ def scales_of(rule: ClipRule) -> Callable[[Any], tf.Tensor]:
     return traced
 
 
-def take(rule: ClipRule) -> None:
-    """Traces a rule of others as it is now, for all who use it.
+def trace_scales(rule: ClipRule) -> None:
+    """Traces a user's rule in its present settings, for all callers of `scales_of`.
 
     Raises:
-      ValueError: as `scales_of`; or if it was taken before, and changed since: its
-        trace is of what it was, for whoever uses it still.
+      ValueError: as `scales_of`; or if the rule was traced before, and its settings
+        changed since: callers may still use the earlier trace.
     """
     traced = scales_of(rule)
     if isinstance(traced, _Traced) and traced.settings != _settings_of(rule):
@@ -58,7 +59,7 @@ def _settings_of(rule: ClipRule) -> dict[str, str]:
 
 
 class _Traced:
-    """The `noise_scales` of a rule as they are now."""
+    """A trace of a rule's `noise_scales` in its present settings."""
 
     def __init__(self, rule: ClipRule):
         self.settings = _settings_of(rule)
@@ -74,10 +75,10 @@ class _Traced:
         other = _schedules.read_besides(self._function)
         if other is not None:
             raise ValueError(
-                f"clip={rule}: how far it lets a record get, sensitivity(state), "
-                f"depends on more than its state: {other}. A step's records are "
-                "clipped before its noise is drawn, and it may change in between. Keep "
-                "what changes in the state: initial_state() and next_state(...)."
+                f"clip={rule}: sensitivity(state) depends on more than the state: "
+                f"{other}. A step's records are clipped before its noise is drawn, and "
+                "the value may change in between. Keep all changing values in the "
+                "state: initial_state() and next_state(...)."
                 + see("schedules-that-read-more-than-the-step")
             )
 
@@ -85,26 +86,27 @@ class _Traced:
         return self._function(*map(tf.convert_to_tensor, tf.nest.flatten(state)))
 
     def __reduce__(self):
-        # No trace can be copied: a copy of the rule is traced when it is taken.
+        # A trace cannot be copied: a copy of the rule is traced when it is given.
         return type(None), ()
 
 
 @tf.autograph.experimental.do_not_convert
-def within(
+def limit_weights(
     rule: ClipRule, norms: tf.Tensor, state: Any, weights: tf.Tensor
 ) -> tf.Tensor:
-    """Weights that take no record further than the rule says, whatever it does.
+    """Weights under which no record is longer than the rule states.
 
-    What is tried are some hundreds of norms, and a rule of others' may break its word
-    between them. So its weights are held to it in every step: a record that would get
-    further is shortened to where the noise hides it, and one of which that is no number
-    is dropped. The library's own rules are tested far more closely, and left alone.
+    The test of a rule covers some hundreds of norms, and a user's rule may break its
+    guarantee between these. So its weights are limited in every step: a record that
+    would be too long is shortened to the length that the noise hides, and a record of a
+    weight or norm that is not a number is dropped. The library's own rules are tested
+    far more closely, and their weights are not changed.
 
     Args:
       rule: a clip rule.
       norms: the records' norms, `[B]`, or `[B, L]` for a rule with groups.
-      state: its state.
-      weights: what it gave for them.
+      state: the rule's state.
+      weights: the rule's weights for these norms.
 
     Returns:
       Weights, of the norms' shape.
@@ -114,7 +116,7 @@ def within(
     most = tf.cast(scales_of(rule)(state), weights.dtype)
     parts = tf.abs(weights * tf.cast(norms, weights.dtype) / most)
     nothing = tf.zeros_like(parts)
-    # Also of an infinite norm, and of a group that may add nothing.
+    # 0 also for an infinite norm, and for a group that may add nothing.
     parts = tf.where(tf.equal(weights, nothing), nothing, parts)
     length = parts if rule.assignment is None else tf.norm(parts, axis=1, keepdims=True)
     held = weights / tf.maximum(length, 1.0)
@@ -123,10 +125,10 @@ def within(
 
 
 @tf.autograph.experimental.do_not_convert
-def cut(rule: ClipRule, indicators: tf.Tensor) -> tf.Tensor:
-    """Indicators that move a count no further than every rule's may."""
+def limit_indicators(rule: ClipRule, indicators: tf.Tensor) -> tf.Tensor:
+    """Indicators in [-1/2, 1/2], as every rule's must be."""
     if not foreign(rule, ClipRule):
         return indicators
     held = tf.clip_by_value(indicators, -0.5, 0.5)
-    # What is no number, a clip does not cut.
+    # A clip leaves NaN unchanged, so NaN becomes 0 here.
     return tf.where(tf.math.is_finite(indicators), held, tf.zeros_like(held))

@@ -1,4 +1,4 @@
-"""Rules with groups of variables, and one clip rule for each group, usually layers."""
+"""Clip rules with groups of variables, which are usually layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdpclip import _arguments
 from tfdpclip._arguments import choice, items, shown
 from tfdpclip.clipping.base import ClipRule, register_rule
-from tfdpclip.clipping.groups import Groups, GroupSpec, make_groups, normalized
+from tfdpclip.clipping.groups import Groups, GroupSpec, make_groups, normalize_groups
 from tfdpclip.clipping.rules import QuantileClip
 from tfdpclip.clipping.serialization import as_rule, serialize_rule
 
@@ -20,10 +20,10 @@ _ALLOCATIONS = ("per_layer", "joint")
 
 
 class GroupedRule(ClipRule):
-    """What rules with groups share. `bind` says which variables there are."""
+    """The base class of rules with groups. `bind` names the variables."""
 
     groups: GroupSpec
-    #: How noise is shared: by each group's own norm, or by the norm of all.
+    #: How the noise is shared: by each group's own norm, or by the norm of all groups.
     allocation: str = "per_layer"
 
     has_groups = True
@@ -122,12 +122,12 @@ def numbers_by_group(
 @register_rule
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class LayerwiseClip(GroupedRule):
-    """One clip rule for each group of variables, each with its own state.
+    """A clip rule for each group of variables, each with its own state.
 
     McMahan et al. (2018), section 2.2; Nguyen et al. (2023), section 3.2. With
     `allocation="per_layer"`, noise of stddev ``z_g * sqrt(L) * C_h`` is added to the
     sum of group h; with "joint", ``z_g * sqrt(sum_h C_h^2)`` to every coordinate. For a
-    rule that counts, every group has a noised count of its own.
+    rule that counts, every group has its own noised count.
 
     *Formal guarantees*: group h of a weighted record has norm at most
     ``sensitivity(state)[h]``; with the noise above, the sums of all groups are one
@@ -135,13 +135,13 @@ class LayerwiseClip(GroupedRule):
     (sensitivity / noise stddev)^2 is at most 1 / z_g^2).
 
     Args:
-      rule: a clip norm or rule for all groups, or one for each: a mapping by group
-        name, or a list in the order in which the groups first occur.
-      groups: None or "layer" (one group per layer, by the variables' names),
+      rule: a clip norm or rule for all groups, or a rule for each group: a mapping by
+        group name, or a list in the order in which the groups first occur.
+      groups: None or "layer" (a group for each layer, by the variables' names),
         "variable", a number k (k groups of layers of similar norm, needs `norms`), a
-        list of layer names, variable names or regular expressions (each one group, or
-        a list of them for one group), a mapping from group name to such, or a function
-        from a variable's name to its group.
+        list of layer names, variable names or regular expressions (each is a group, or
+        a list of them is a group), a mapping from group names to entries of such a
+        list, or a function from a variable's name to its group.
       allocation: how noise is shared, "per_layer" or "joint".
       norms: public gradient norms by layer, for a number of groups.
 
@@ -164,7 +164,7 @@ class LayerwiseClip(GroupedRule):
     norms: Mapping[str, float] | None = None
 
     def __post_init__(self):
-        object.__setattr__(self, "groups", normalized(self.groups))
+        object.__setattr__(self, "groups", normalize_groups(self.groups))
         check_allocation(self.allocation)
         object.__setattr__(self, "norms", numbers_by_group("norms", self.norms))
         rule = self.rule
@@ -192,7 +192,7 @@ class LayerwiseClip(GroupedRule):
 
     @property  # type: ignore[override]
     def threshold(self) -> str | None:
-        """ "group" if every group's rule has a norm above which it shortens."""
+        """ "group" if every group's rule has a norm above which it shortens records."""
         found = {rule.threshold for rule in self._given_rules()}
         return "group" if found == {"record"} else None
 
@@ -235,7 +235,7 @@ class LayerwiseClip(GroupedRule):
         return tf.nest.map_structure(self._spread, self._shared.initial_state())
 
     def _spread(self, part: tf.Tensor) -> tf.Tensor:
-        # Steps stay one number: schedules take one.
+        # The count of steps stays a scalar, as schedules take a scalar.
         return tf.repeat(part, len(self.layout)) if part.dtype.is_floating else part
 
     def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdpclip import _arguments
 from tfdpclip.clipping.base import ClipRule, register_rule
-from tfdpclip.clipping.groups import GroupSpec, by_group, normalized
+from tfdpclip.clipping.groups import GroupSpec, by_group, normalize_groups
 from tfdpclip.clipping.layerwise import (
     GroupedRule,
     check_allocation,
@@ -21,15 +21,15 @@ from tfdpclip.clipping.layerwise import (
 from tfdpclip.clipping.rules import FixedClip
 from tfdpclip.clipping.serialization import serialize_rule
 
-# Marks public norms that have not been measured.
+# The value of public norms before they are measured.
 UNKNOWN = -1.0
 
 
 class _PublicRule(GroupedRule):
-    """A flat rule and one public number per group, `[L]`, in the state."""
+    """A flat rule and a public number for each group, `[L]`, in the state."""
 
     takes_public_norms = True
-    # The setting that gives the numbers.
+    # The name of the setting with the numbers.
     _given_by = "norms"
 
     def _base(self) -> ClipRule:
@@ -91,8 +91,8 @@ class PublicNormClip(_PublicRule):
     record sends the mean of its groups' bits.
 
     *Formal guarantees*: as `LayerwiseClip`; additionally, everything that is measured
-    must be measured on public data with a model that holds nothing private but what was
-    released with noise.
+    must be measured on public data, with a model that holds no private information
+    except through noised releases.
 
     Args:
       master_norm: C: a number, a schedule (the paper's decay of 0.9 per epoch), a clip
@@ -119,7 +119,7 @@ class PublicNormClip(_PublicRule):
     floor: float = 1e-3
 
     def __post_init__(self):
-        object.__setattr__(self, "groups", normalized(self.groups))
+        object.__setattr__(self, "groups", normalize_groups(self.groups))
         check_allocation(self.allocation)
         check_floor(self.floor)
         if self.master_norm is not None:
@@ -184,11 +184,11 @@ class PublicNormClip(_PublicRule):
 @register_rule
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ScaledClip(_PublicRule):
-    """One flat clip after multiplying group h by m_h, divided back after the noise.
+    """A flat clip after multiplying group h by m_h, divided back after the noise.
 
     Nguyen et al. (2023), Appendix B.2, proposed there and not tested. Groups with small
-    gradients get less noise, as in layerwise clipping, but one clip bounds them all, so
-    that there is no factor sqrt(L).
+    gradients get less noise, as in layerwise clipping, but a single clip bounds all
+    groups together, so there is no factor sqrt(L).
 
     *Formal guarantees*: the scaled record has norm at most the rule's sensitivity S,
     so noise of stddev ``z_g * S / m_h`` on group h makes the sum a Gaussian mechanism
@@ -218,7 +218,7 @@ class ScaledClip(_PublicRule):
     _given_by = "multipliers"
 
     def __post_init__(self):
-        object.__setattr__(self, "groups", normalized(self.groups))
+        object.__setattr__(self, "groups", normalize_groups(self.groups))
         if isinstance(self.groups, int) and self.groups > 1:
             raise ValueError(
                 "groups must not be a number here: layers of similar norm get similar "

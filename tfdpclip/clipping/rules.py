@@ -13,8 +13,8 @@ from tfdpclip import _arguments, _schedules
 from tfdpclip._schedules import Schedule
 from tfdpclip.clipping.base import ClipRule, register_rule
 
-# Bounds of a clip norm that moves: far outside any useful value, so that they only
-# keep a runaway estimate finite and positive in float32.
+# Bounds of a clip norm that moves: far outside any useful value, they only keep a
+# runaway estimate finite and positive in float32.
 _SMALLEST_NORM = 1e-12
 _LARGEST_NORM = 1e12
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
@@ -42,14 +42,14 @@ def _saturating_weights(
 @register_rule
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class FixedClip(ClipRule):
-    """Clips every record to one fixed norm: weight min(1, C/n).
+    """Clips every record to a fixed norm: weight min(1, C/n).
 
     Abadi et al. (2016), Algorithm 1. With `normalize`, the clipped record is divided
     by C (weight min(1/C, 1/n)), so that the noise and the useful learning rate do not
     scale with C: De et al. (2022); Rehn et al. (2025), Appendix B.
 
     *Formal guarantees*: sensitivity C, or 1 when normalised, under adding or removing
-    one record.
+    a record.
 
     Args:
       norm: the clip norm C, above 0, or a Keras schedule of the step that gives it.
@@ -94,8 +94,8 @@ class FixedClip(ClipRule):
 class QuantileClip(ClipRule):
     """Follows a quantile of the record norms, estimated privately.
 
-    Andrew et al. (2021), Algorithm 1. Each record sends one bit, whether its norm is
-    at most the clip norm C; with b the noised fraction of such records,
+    Andrew et al. (2021), Algorithm 1. Each record sends a bit, whether its norm is at
+    most the clip norm C; with b the noised fraction of records with this bit,
 
     * ``update="geometric"``: C becomes ``C * exp(-learning_rate * (b - q))``;
     * ``update="linear"``: C becomes ``C - learning_rate * (b - q)``, kept above 0.
@@ -104,7 +104,7 @@ class QuantileClip(ClipRule):
     with norm 0 counts as within the clip norm; padding counts as neither.
 
     *Formal guarantees*: given the state, sensitivity C (1 when normalised) for the sum
-    and 1/2 for the count, under adding or removing one record. The next state depends
+    and 1/2 for the count, under adding or removing a record. The next state depends
     on the data only through the noised fraction.
 
     Args:
@@ -120,9 +120,9 @@ class QuantileClip(ClipRule):
         (`dpc.accounting.count_stddevs`).
       update: "geometric" or "linear".
       normalize: whether to divide the clipped record by the current C.
-      minimum_norm: C stays at it or above. Where a model fits most records their
-        gradients are nearly 0; a C that follows them there clips every record to the
-        same norm, and normalised steps no longer shrink as training converges.
+      minimum_norm: a lower bound of C. Where a model fits most records, their gradients
+        are nearly 0; a C that follows them to 0 clips every record to the same norm,
+        and normalised steps no longer shrink as training converges.
 
     Raises:
       ValueError: if an argument is not a finite number in its range.
@@ -219,7 +219,7 @@ class QuantileClip(ClipRule):
         if self.update == "geometric":
             moved = math.log(first / last)
         mean = self.target_quantile + moved / (self.learning_rate * steps)
-        # Elsewhere something else moved it: the least norm there is, or a checkpoint.
+        # Outside of this range a checkpoint or a bound of the norm moved C.
         return mean if -1e-3 <= mean <= 1.001 else None
 
     def count_stddevs(
@@ -259,13 +259,13 @@ class AutomaticClip(ClipRule):
     Bu et al. (2023), AUTO-S. There is no clip norm to choose. With ``stability=0``
     (AUTO-V) every non-zero record has norm exactly 1.
 
-    *Formal guarantees*: sensitivity 1 under adding or removing one record.
+    *Formal guarantees*: sensitivity 1 under adding or removing a record.
 
     Args:
       stability: added to the norm; 0 or above. Larger keeps small records small. With
         0, a record whose norm is below 1.2e-38 (no normal float32) counts as zero.
-      normalize: accepted for symmetry with the other rules; this rule is normalised
-        already, so it changes nothing.
+      normalize: accepted for symmetry with the remaining rules; this rule is always
+        normalised, so the setting changes nothing.
 
     Raises:
       ValueError: if `stability` is not a finite number, 0 or above.
@@ -290,7 +290,7 @@ class AutomaticClip(ClipRule):
 
     def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
         norms = _at_least_float32(norms)
-        # Of less than a normal float32 the inverse is infinite: that counts as 0.
+        # The inverse of less than a normal float32 is infinite: the size counts as 0.
         size = norms + self.stability
         counts = tf.logical_and(tf.math.is_finite(norms), size >= _SMALLEST_NORMAL)
         inverse = 1 / tf.maximum(size, _SMALLEST_NORMAL)
@@ -305,18 +305,18 @@ class AutomaticClip(ClipRule):
 class PerSampleAdaptiveClip(ClipRule):
     """Scales records to nearly C, small ones less: weight C / (n + r / (n + r)).
 
-    Xia et al. (2023), Algorithm 1 (DP-PSAC). `AutomaticClip` weighs a record of norm
-    near 0 by 1 / r, more than any other. Here such a record weighs C; for r below 1 the
-    weight grows from there to C / (2 sqrt(r) - r), at n = sqrt(r) - r, and then falls.
+    Xia et al. (2023), Algorithm 1 (DP-PSAC). `AutomaticClip` gives a record of norm
+    near 0 the largest weight, 1 / r. Here the weight of this record is C; for r below 1
+    the weight grows from there to C / (2 sqrt(r) - r), at n = sqrt(r) - r, then falls.
 
-    *Formal guarantees*: sensitivity C under adding or removing one record. With
+    *Formal guarantees*: sensitivity C under adding or removing a record. With
     s = r / (n + r), which is above 0 for every n >= 0 and r > 0, a weighted record has
     norm C n / (n + s) < C. In float32, s is at least 0 and n + s at least n, however
-    they are rounded, and the weight is one more division: at most (1 + 2^-24) C / n.
+    they are rounded, and the weight is a further division: at most (1 + 2^-24) C / n.
 
     Args:
-      norm: C, above 0: the length that long records come close to. 1 is the rule that
-        other rules call normalised.
+      norm: C, above 0: the length that long records come close to. C = 1 corresponds
+        to `normalize=True` of further rules.
       stability: r, above 0, which the paper tunes. Larger keeps small records small.
 
     Raises:
@@ -345,7 +345,7 @@ class PerSampleAdaptiveClip(ClipRule):
     def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
         norms = _at_least_float32(norms)
         size = norms + self.stability / (norms + self.stability)
-        # A large C over a small r overflows: less than C / n is within the bound.
+        # A large C over a small r overflows; the largest float is within the bound.
         weights = tf.minimum(self.norm / size, norms.dtype.max)
         return tf.where(tf.math.is_finite(norms), weights, tf.zeros_like(weights))
 

@@ -1,4 +1,4 @@
-"""Clip rules from what users write, and from saved configurations."""
+"""Clip rules from users' arguments, and from saved configurations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from tfdpclip import _arguments, _schedules
 from tfdpclip._arguments import shown
 from tfdpclip.clipping.base import ClipRule, registered_rules
-from tfdpclip.clipping.bounds import proven
+from tfdpclip.clipping.bounds import check_rule
 from tfdpclip.clipping.rules import FixedClip
 
 
@@ -15,19 +15,19 @@ def as_rule(clip: Any, name: str = "clip") -> ClipRule:
     """The rule meant by `clip`: a rule, a clip norm, or a rule's serialised form.
 
     Args:
-      clip: a clip rule, a number above 0, a Keras schedule, or what `serialize_rule`
-        returned.
+      clip: a clip rule, a number above 0, a Keras schedule, or a result of
+        `serialize_rule`.
       name: the argument's name, for errors.
 
     Raises:
       ValueError: if `clip` is none of these, or a rule that does not bound its records
-        (a rule with groups is tried by `bound_rule`, which knows the variables).
+        (a rule with groups is tested by `bound_rule`, which knows the variables).
 
     >>> as_rule(1.5)
     FixedClip(norm=1.5)
     """
     if isinstance(clip, ClipRule):
-        return proven(clip, name)
+        return check_rule(clip, name)
     if isinstance(clip, dict) and "module" not in clip:
         kind, config = clip.get("class_name"), clip.get("config", {})
         known = registered_rules()
@@ -36,7 +36,7 @@ def as_rule(clip: Any, name: str = "clip") -> ClipRule:
                 f"{name} names an unknown rule {shown(kind)}; known: "
                 f"{', '.join(known)}. A rule of your own is known once its class is "
                 "registered, by @dpc.clipping.register_rule above it: import the "
-                "module that defines it before you load what was saved with it."
+                "module that defines the class before you load what was saved."
             )
         try:
             rule = known[kind](**config)
@@ -44,7 +44,7 @@ def as_rule(clip: Any, name: str = "clip") -> ClipRule:
             raise ValueError(
                 f"{name} has a config that {kind} does not take: {error}"
             ) from error
-        return proven(rule, name)
+        return check_rule(rule, name)
     if isinstance(clip, (str, bytes, bool)) or clip is None:
         raise ValueError(
             f"{name} must be a clip norm or a clip rule, got {shown(clip)}. For "
@@ -55,7 +55,7 @@ def as_rule(clip: Any, name: str = "clip") -> ClipRule:
 
 
 def serialize_rule(rule: ClipRule) -> dict[str, Any]:
-    """A JSON-able form of `rule` that `as_rule` turns back into it."""
+    """A JSON-able form of `rule`, from which `as_rule` makes an equal rule."""
     if not isinstance(rule, ClipRule):
         raise ValueError(f"rule must be a clip rule, got {shown(rule)}.")
     return {"class_name": type(rule).__name__, "config": rule.get_config()}

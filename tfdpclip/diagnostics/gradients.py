@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdpclip import _arguments
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.clipping import as_rule, bound_rule, make_groups
-from tfdpclip.clipping.groups import normalized
+from tfdpclip.clipping.groups import normalize_groups
 from tfdpclip.diagnostics._passes import batches, classes, run, untouched_metrics
 from tfdpclip.gradients import PerExampleGradients
 from tfdpclip.gradients.loss import drawn_rows
@@ -124,7 +124,7 @@ class GradientMeter:
                 )
         self._training = _arguments.boolean("training", training)
         self._model, self._loss = model, loss
-        self._given, self._spec = variables, normalized(groups)
+        self._given, self._spec = variables, normalize_groups(groups)
         self._sum_graph: tuple | None = None
         self._norm_graph = replicas.in_replicas(model, self._norms)
         self._gradient_graph = replicas.in_replicas(model, self._gradients)

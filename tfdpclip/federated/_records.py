@@ -12,7 +12,12 @@ import tensorflow as tf
 
 from tfdpclip._docs import see
 from tfdpclip.clipping import ClipRule, bound_rule
-from tfdpclip.clipping.held import cut, scales_of, take, within
+from tfdpclip.clipping.held import (
+    limit_indicators,
+    limit_weights,
+    scales_of,
+    trace_scales,
+)
 from tfdpclip.federated import _tff
 
 # Below this, float32 squares that underflow could matter to the sum of squares.
@@ -158,7 +163,7 @@ class RecordClip:
     def __init__(self, rule: ClipRule, layout: Layout):
         self.layout = layout
         self.rule = bound_rule(rule, layout.names)
-        take(self.rule)
+        trace_scales(self.rule)
         assignment = self.rule.assignment
         self.flat = assignment is None
         self.assignment = (
@@ -272,13 +277,13 @@ class RecordClip:
         norms = tf.where(present, norms, tf.zeros_like(norms))
         batched = norms if self.flat else norms[tf.newaxis]
         weights = self.rule.weights(batched, state)
-        weights = within(self.rule, batched, state, weights)
+        weights = limit_weights(self.rule, batched, state, weights)
         weights = tf.reshape(weights, [self.groups])
         if share is not None:
             weights *= tf.cast(tf.clip_by_value(share, 0.0, 1.0), weights.dtype)
         weights = tf.where(present, weights, tf.zeros_like(weights))
         indicators = self.rule.indicators(batched, state, tf.reshape(present, [1]))
-        indicators = cut(self.rule, indicators)
+        indicators = limit_indicators(self.rule, indicators)
         return weights, weights * norms, tf.cast(tf.squeeze(indicators, 0), tf.float32)
 
     def spread(self, values: tf.Tensor) -> tf.Tensor:

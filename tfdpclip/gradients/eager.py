@@ -28,8 +28,8 @@ class EagerIsolationWarning(UserWarning):
 class EagerGradients(RecordGradients):
     """The slow path for eager code: a vectorised Jacobian of the loss vector.
 
-    Provides what `PerExampleGradients` provides. Without a graph a scalar loss cannot
-    be taken apart and isolation cannot be tested.
+    Has the methods of `PerExampleGradients`. Without a graph a scalar loss cannot be
+    taken apart, and isolation cannot be tested.
 
     Args:
       loss: `[B]`, or `[B, ...]`, which is averaged over the trailing axes.
@@ -89,7 +89,7 @@ class EagerGradients(RecordGradients):
         self.norms = tf.sqrt(tf.add_n(self._plain_squares()))
         if bool(tf.reduce_any(tf.math.is_nan(self.norms))):
             raise ValueError(not_a_number(self.variables))
-        # Other tapes can be read once only.
+        # A tape that is not persistent can be read only once.
         if _tf_private.is_persistent(tape) and bool(
             tf.reduce_all(tf.math.is_finite(self.norms))
         ):
@@ -99,7 +99,7 @@ class EagerGradients(RecordGradients):
                 v.shape if connected else None
                 for v, connected in zip(self.variables, self._connected, strict=True)
             ]
-            # Everything is in memory anyway.
+            # The gradients are in memory already, so the budget has no limit.
             self.perturbation = Perturbation(*perturbation, shapes, Budget(2**62, 1))
 
     def _verify(self, weights, truth) -> None:
@@ -116,9 +116,9 @@ class EagerGradients(RecordGradients):
             if not tf.norm(tf.cast(a - b, tf.float32)) <= tolerance * bound:
                 raise GradientMismatchError(
                     f"The sum of the examples' gradients of {variable.name!r} is not "
-                    "what an ordinary backward pass gives: TensorFlow's own Jacobian "
-                    "of an op behind it is wrong. Run inside a tf.function, where "
-                    "most ops have a rule." + see("a-wrong-gradient")
+                    "the sum of an ordinary backward pass: TensorFlow's own Jacobian "
+                    "of an op behind the variable is wrong. Run inside a tf.function, "
+                    "where most ops have a rule." + see("a-wrong-gradient")
                 )
 
     def _batch_size(self) -> tf.Tensor:

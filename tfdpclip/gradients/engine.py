@@ -1,4 +1,8 @@
-"""Per-example gradient norms and clipped sums from the loss and the variables alone."""
+"""Per-example gradient norms and clipped sums from the loss and the variables alone.
+
+`PerExampleGradients` takes a loss through the packages of `gradients` once; its
+`__init__` is the list of the steps, and the methods follow in the same order.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ from tfdpclip.gradients.forms.records import RecordGradients, column_of
 from tfdpclip.gradients.graph import op_copies
 from tfdpclip.gradients.graph.backward import is_of_own_gradient, own_gradients_marked
 from tfdpclip.gradients.loss import loss_checks, state
-from tfdpclip.gradients.loss.drawn_rows import Room, present_in_graph
+from tfdpclip.gradients.loss.drawn_rows import ExpectedRecords, present_in_graph
 from tfdpclip.gradients.loss.label_checks import convert_each_label
 from tfdpclip.gradients.loss.loss_parts import LossParts, take_apart
 from tfdpclip.gradients.loss.public_terms import check_public_gradients
@@ -33,30 +37,33 @@ from tfdpclip.gradients.proof import single_examples
 from tfdpclip.gradients.proof.isolation_proof import Verdict, prove
 from tfdpclip.gradients.rules.rule_table import Context
 
-# How many bytes of materialised per-example gradients may be alive for one variable.
+# Bytes of materialised per-example gradients that may be alive for a variable.
 DEFAULT_MEMORY = 64 * 2**20
+# The batch size for estimates of cost where no batch size is known.
 _ASSUMED_BATCH = 256
 
 
 class PerExampleGradients(RecordGradients):
     """The per-example gradients of a loss that was computed in a graph.
 
-    Nothing is run here; tensors are added to the current graph. One backward pass gives
+    Nothing runs here; tensors are added to the current graph. One backward pass gives
     the gradient at every op where a variable meets the batch; norms and weighted sums
-    follow from those and the ops' inputs.
+    follow from these gradients and the inputs of the ops.
 
     *Formal guarantees*
 
     * The norms and the sums come from the same forward pass and the same backward pass.
     * `clipped_sum` multiplies each example's gradient by a weight that depends on that
-      example's norm and on the rule's state only; examples whose norm is not finite
-      and padding contribute exactly zero.
-    * The examples are isolated, for every batch that could come: the graph of the loss
-      proves it (`isolation_proof.py`); or each example's gradient is made from its own
-      data alone (`single_examples.py`), with a warning; or the loss is refused.
-    * The norms and sums are those of the loss if rules are right. `check_gradients`
-      compares them with ordinary gradients. If they differ, the step raises, and all
-      sums are 0; where XLA drops assertions, masked weights are.
+      example's norm and on the rule's state only. Padding and examples of a norm that
+      is not finite contribute exactly zero.
+    * The examples are isolated in every possible batch: the graph of the loss proves
+      the isolation (`isolation_proof.py`); or each example's gradient is made from the
+      data of that example alone (`single_examples.py`), with a warning; or the loss is
+      refused.
+    * The norms and sums are those of the loss if the rules are right.
+      `check_gradients` compares them with ordinary gradients. If the comparison fails,
+      the step raises, and all sums are 0; where XLA drops assertions, the weights that
+      `mask` returns are 0.
 
     Args:
       loss: a scalar or `[B]` or `[B, ...]` tensor of a graph.
@@ -66,26 +73,27 @@ class PerExampleGradients(RecordGradients):
       check_gradients: when norms and sums are compared with ordinary gradients: "first"
         (the first time the graph runs on a batch that shows something), "always" or
         "never".
-      groups: the group of each variable, if the clip rule has groups: the norms of
-        groups are compared then.
+      groups: the group of each variable, if the clip rule has groups: the comparison
+        then covers the norm of each group.
       perturbation: k, and a seed `[2]` for this step: k * N(0, I) is added to every
         example's gradient before clipping. None for none.
-      public_variables: other variables whose values are public, or their names.
+      public_variables: untrained variables of public values, or their names.
       replicas: over how many replicas the gradients are added up; see `take_apart`.
-      rows_per_record: how many rows of the batch, one after the other, are one record
-        (views of an example, examples of a person): its loss is their mean, and the
-        rows of one may mix. "Example" is then read as record everywhere.
+      rows_per_record: how many consecutive rows of the batch are one record (views of
+        an example, examples of a person). The loss of a record is the mean of the
+        losses of its rows, and the rows of a record may mix. "Example" then means
+        record everywhere.
 
     Attributes:
       loss: the losses, `[B]`.
       flows: the analysis of the losses.
-      proof: what the graph of the losses proves.
+      proof: the isolation of the examples, as the graph of the losses proves it.
       norms: `[B]`, before any perturbation.
 
     Raises:
       LossStructureError: if the loss cannot be taken apart.
-      ExampleIsolationError: if the graph shows that examples are combined, or cannot be
-        copied where it does not prove that they are not.
+      ExampleIsolationError: if the graph shows that examples are combined, or if the
+        graph neither proves isolation nor can be copied for single examples.
     """
 
     def __init__(
@@ -108,85 +116,139 @@ class PerExampleGradients(RecordGradients):
         if nominal_batch_size is not None:
             nominal_batch_size = positive("nominal_batch_size", nominal_batch_size)
         loss = inline_calls(_in_graph(loss))
-        self.variables = all_unwrapped(items("variables", variables))
-        if not self.variables:
-            raise ValueError("variables is empty: there is nothing to differentiate.")
-        for variable in self.variables:
-            if not hasattr(variable, "handle"):
-                raise ValueError(
-                    f"variables must be trainable variables, got {shown(variable)}."
-                )
-        refuse_repeated("variables", self.variables)
-        graph = loss.graph
-        handles = [graph.capture(v.handle) for v in self.variables]
+        self.variables = _trainable(variables)
+        self.handles = [loss.graph.capture(v.handle) for v in self.variables]
         convert_each_label(loss)
         if not isinstance(public_variables, PublicVariables):
             public_variables = PublicVariables(public_variables)
-        public = state.public_handles(graph, handles, public_variables)
+        public = state.public_handles(loss.graph, self.handles, public_variables)
+
+        scalar_flows = self._trace_flows(loss, public, rows_per_record)
+        self._take_apart(loss, scalar_flows, nominal_batch_size, replicas)
+        self._prove_isolation(loss, scalar_flows, public)
+        planned = (nominal_batch_size or 0) / replicas or _ASSUMED_BATCH
+        self._budget = Budget(memory, int(self.flows.batch_size or planned))
+        self._find_gradients(loss, scalar_flows)
+        self._measure_norms()
+        self._add_perturbation(perturbation)
+        self._keep_finite_parts()
+        self._compare_gradients(loss.graph, check_gradients, groups)
+
+    def _trace_flows(
+        self, loss: tf.Tensor, public: Sequence[tf.Tensor], rows_per_record: int
+    ) -> Dataflow:
+        """The analysis of the given loss, usually a scalar.
+
+        Raises:
+          LossStructureError: if the loss depends on none of the variables.
+        """
         flows = Dataflow(
-            [loss], handles, public=public, rows_per_example=rows_per_record
+            [loss], self.handles, public=public, rows_per_example=rows_per_record
         )
         if not flows[loss].trained:
             raise LossStructureError(
                 f"The loss {loss.name!r} does not depend on any of the variables: "
                 f"{', '.join(v.name for v in self.variables[:5])}."
             )
+        return flows
+
+    def _take_apart(
+        self,
+        loss: tf.Tensor,
+        flows: Dataflow,
+        nominal_batch_size: float | None,
+        replicas: int,
+    ) -> None:
+        """Sets `parts` (losses and public terms) and `loss`, the losses `[B]`."""
         self.parts: LossParts = take_apart(loss, flows, nominal_batch_size, replicas)
-        room = Room(self.parts.batch_size, flows.batch_size, rows_per_record)
-        self.parts.note_present(present_in_graph(graph, flows.sources, room))
-        self.loss = self.parts.per_example
-        self.flows = Dataflow(
-            [self.loss], handles, flows.batch_size, public, rows_per_record
+        expected = ExpectedRecords(
+            self.parts.batch_size, flows.batch_size, flows.rows_per_example
         )
-        self.state_reads = state.reads(loss, flows)
+        drawn = present_in_graph(loss.graph, flows.sources, expected)
+        self.parts.note_present(drawn)
+        self.loss = self.parts.per_example
+
+    def _prove_isolation(
+        self, loss: tf.Tensor, scalar_flows: Dataflow, public: Sequence[tf.Tensor]
+    ) -> None:
+        """Sets `flows`, `proof` and `state_reads`; refuses losses that mix examples.
+
+        Raises:
+          ExampleIsolationError: if the graph shows that examples are combined.
+        """
+        self.flows = Dataflow(
+            [self.loss],
+            self.handles,
+            scalar_flows.batch_size,
+            public,
+            scalar_flows.rows_per_example,
+        )
+        self.state_reads = state.find_state_reads(loss, scalar_flows)
         self.proof = prove(self.loss, self.flows)
         loss_checks.check_uncoupled(self.loss, self.flows[self.loss])
         loss_checks.refuse_float16(self.flows)
         loss_checks.refuse_collectives(self.flows)
-        context = Context(self.flows, self.parts.batch_size)
-        planned = (nominal_batch_size or 0) / replicas or _ASSUMED_BATCH
-        planned = self.flows.batch_size or planned
-        self._budget = Budget(memory, int(planned))
-        self.handles = handles
-        state.refuse_what_others_left(ancestors([self.loss]))
-        self._found = self._find(context)
-        behind = self._found.made_of(self.loss)
-        loss_checks.check_sizes_in(filter(is_of_own_gradient, behind), self.flows)
-        self.state_reads = state.reads(loss, flows, behind)
-        state.refuse_what_others_left(behind)
-        self._per_variable = self._plain_squares()
-        self.claims = context.claims
-        self.norms = self._plain_norms()
-        if perturbation is not None:
-            shapes = [
-                v.shape if connected else None
-                for v, connected in zip(self.variables, self.connected, strict=True)
-            ]
-            self.perturbation = Perturbation(*perturbation, shapes, self._budget)
-            squares = self.perturbation.squared_norms(
-                self.materialized, self.parts.batch_size
-            )
-            self._perturbed = tf.unstack(squares, num=len(shapes), axis=1)
-        self._finite_parts: list[tf.Tensor] | None = None
-        if perturbation is None:
-            # Outside of the check, which takes them, too.
-            finite = tf.math.is_finite(self.norms)
-            self._finite_parts = self._saved(finite, tf.reduce_all(finite))
-        # Where the comparison begins, which waits for the step's sums.
-        self._gate: tf.Tensor | None = None
-        self.status = CheckStatus(check_gradients)
-        # What one trace checks, the graph keeps alive.
-        graph.add_to_collection("tfdpclip_checks", self.status)
-        self.isolated = self._checked(check_gradients, groups)
+        state.refuse_foreign_state(ancestors([self.loss]))
 
-    def _find(self, context: Context) -> FoundGradients:
-        """The gradients of all variables, by rules or one example at a time."""
+    def _find_gradients(self, loss: tf.Tensor, scalar_flows: Dataflow) -> None:
+        """Sets `_found`: every variable's gradients, by rules or example by example.
+
+        The ops of the backward pass are then checked like the ops of the loss.
+        """
+        context = Context(self.flows, self.parts.batch_size)
         arguments = (self.loss, self.variables, self.handles, context, self._budget)
         if self.proof.verdict is Verdict.UNKNOWN:
             single_examples.warn(self.proof, self.flows.batch_size)
-            return one_by_one(*arguments, self.proof)
-        with own_gradients_marked(self.flows.ops):
-            return find_gradients(*arguments)
+            self._found: FoundGradients = one_by_one(*arguments, self.proof)
+        else:
+            with own_gradients_marked(self.flows.ops):
+                self._found = find_gradients(*arguments)
+        behind = self._found.ancestor_ops(self.loss)
+        loss_checks.check_sizes_in(filter(is_of_own_gradient, behind), self.flows)
+        self.state_reads = state.find_state_reads(loss, scalar_flows, behind)
+        state.refuse_foreign_state(behind)
+        self.claims = context.claims
+
+    def _measure_norms(self) -> None:
+        """Sets the squared norms of each variable, and `norms` of all, `[B]` each."""
+        self._per_variable = self._plain_squares()
+        self.norms = self._plain_norms()
+
+    def _add_perturbation(self, perturbation: tuple[float, tf.Tensor] | None) -> None:
+        """Sets `perturbation` and the squared norms of perturbed gradients."""
+        if perturbation is None:
+            return
+        shapes = [
+            v.shape if connected else None
+            for v, connected in zip(self.variables, self.connected, strict=True)
+        ]
+        self.perturbation = Perturbation(*perturbation, shapes, self._budget)
+        squares = self.perturbation.squared_norms(
+            self.materialized, self.parts.batch_size
+        )
+        self._perturbed = tf.unstack(squares, num=len(shapes), axis=1)
+
+    def _keep_finite_parts(self) -> None:
+        """Sets `_finite_parts`: the tensors that the sums and the comparison share.
+
+        They are made outside of the branch of the comparison, so that the step's own
+        sums can read them.
+        """
+        self._finite_parts: list[tf.Tensor] | None = None
+        if self.perturbation is None:
+            finite = tf.math.is_finite(self.norms)
+            self._finite_parts = self._saved(finite, tf.reduce_all(finite))
+
+    def _compare_gradients(
+        self, graph: tf.Graph, when: str, groups: Sequence[int] | None
+    ) -> None:
+        """Sets `isolated`: a boolean, whether every comparison so far was passed."""
+        # The comparison begins at this op, which waits for the sums of the step.
+        self._gate: tf.Tensor | None = None
+        self.status = CheckStatus(when)
+        # The graph of a trace keeps the status of that trace alive.
+        graph.add_to_collection("tfdpclip_checks", self.status)
+        self.isolated = self._checked(when, groups)
 
     @property
     def connected(self) -> list[bool]:
@@ -197,7 +259,8 @@ class PerExampleGradients(RecordGradients):
         return self.parts.batch_size
 
     def _plain_squares(self) -> list[tf.Tensor]:
-        # Small ones first, so that who is kept does not hang on the variables' order.
+        # Small variables are measured first, so that the gradients that are kept in
+        # memory do not depend on the order of the variables.
         gradients, slow = self._found.by_form, self._found.slow
         sizes = {i: math.prod(self.variables[i].shape) for i in gradients}
         measured = {
@@ -227,7 +290,7 @@ class PerExampleGradients(RecordGradients):
     def materialized(
         self, start: tf.Tensor | int = 0, size: tf.Tensor | None = None
     ) -> list[tf.Tensor]:
-        """Some examples' gradients, `[size, *shape]` for each variable.
+        """The gradients of consecutive examples, `[size, *shape]` for each variable.
 
         Args:
           start: the first example.
@@ -248,11 +311,11 @@ class PerExampleGradients(RecordGradients):
 
     @property
     def present(self) -> tf.Tensor:
-        """Which examples are real, `[B]`: the others are padding.
+        """Which examples are real and not padding, `[B]`.
 
-        Of batches that were drawn, those that were; see `drawn_rows.py`. Padding of
-        others has weight 0 in the loss. Where no weights were found, an example with
-        loss 0 and gradient 0 counts as padding.
+        In a drawn batch the draw says which rows are records (`drawn_rows.py`). In
+        undrawn data padding has weight 0 in the loss. Where the loss has no weights, an
+        example with loss 0 and gradient 0 counts as padding.
         """
         parts = self.parts
         seen = tf.logical_or(self.norms != 0, parts.per_example != 0)
@@ -263,12 +326,12 @@ class PerExampleGradients(RecordGradients):
     ) -> list[tf.Tensor]:
         """sum_i weights_i g_i for each variable.
 
-        Examples whose norm is not finite contribute zeros, whatever their weight. If
-        isolation failed, the sums are 0 (under XLA, those of weights that went through
-        `mask`).
+        Examples of no finite norm contribute zeros under any weight. If
+        the comparison with ordinary gradients failed, the sums are 0 (under XLA, if the
+        weights went through `mask`).
 
-        The check is made after the sums, when what they are made of is gone: by far the
-        most memory that a step holds.
+        The comparison runs after the sums, when the tensors behind the sums, by far
+        the largest part of a step's memory, are freed.
 
         Args:
           weights: `[B]`, or `[B, L]` with a column for each group.
@@ -278,7 +341,7 @@ class PerExampleGradients(RecordGradients):
         if self._gate is None:
             return sums
         here = all(part.graph is self._gate.graph for part in sums)
-        # What was made of `isolated` cannot come before it.
+        # Sums that are made of `isolated` cannot come before `isolated`.
         if here and self._gate.op not in ancestors(sums):
             _tf_private.run_after(self._gate.op, [part.op for part in sums])
 
@@ -290,7 +353,7 @@ class PerExampleGradients(RecordGradients):
     def perturbed_sums(
         self, weights: tf.Tensor, assignment: Sequence[int] | None = None
     ) -> list[tf.Tensor]:
-        """`weighted_sum`, for the self-check: whatever came of it.
+        """`weighted_sum` without the comparison, which calls this method.
 
         Args:
           weights: `[B]`, or `[B, L]` with a column for each group.
@@ -338,7 +401,7 @@ class PerExampleGradients(RecordGradients):
         return sums
 
     def _saved(self, finite, everything) -> list[tf.Tensor]:
-        """What the sums are made of, with zeros for examples that are not finite."""
+        """The tensors behind the sums, with zeros for examples of no finite norm."""
         saved = [
             part
             for measured in self._measured.values()
@@ -359,20 +422,21 @@ class PerExampleGradients(RecordGradients):
             return kept
 
         if in_xla():
-            # Which would copy what goes through a branch as it is.
+            # XLA would copy a tensor that passes through a branch unchanged.
             return without()
         return tf.cond(everything, lambda: tensors, without)
 
     def unperturbed_sums(
         self, weights: tf.Tensor, only: Sequence[int] | None = None
     ) -> list[tf.Tensor | None]:
-        """sum_i weights_i g_i for each variable, as a step makes it of finite examples.
+        """sum_i weights_i g_i for each variable, as a step adds up finite examples.
 
-        For the self-check, which compares it with ordinary backward passes.
+        The comparison holds these sums against ordinary backward passes.
 
         Args:
           weights: `[B]`.
-          only: the numbers of the variables that are asked for; None for others.
+          only: the numbers of the variables to add up; None stands in the place of all
+            remaining variables.
         """
         finite = tf.math.is_finite(self.norms)
         return self._sums([weights] * len(self.variables), finite, only)
@@ -388,7 +452,8 @@ class PerExampleGradients(RecordGradients):
     def terms_by_variable(self) -> list[tf.Tensor]:
         """The summed squares of the terms of each variable's gradient, `[B]` each.
 
-        Of terms that cancel within an example, rounding may leave more than their sum.
+        Where the terms of an example's gradient cancel, the rounding error may be
+        larger than the sum of the terms.
         """
         squares = self.squares_by_variable()
         for i, gradient in self._found.by_form.items():
@@ -414,7 +479,7 @@ class PerExampleGradients(RecordGradients):
         kept = self.isolated if self._gate is None else tf.constant(True)
         present = self.parts.present
         if self.perturbation is not None:
-            # Padding that has no gradient would be clipped noise, of norm C.
+            # Padding without a gradient would become clipped noise of norm C.
             present = self.present
         if present is not None:
             kept = tf.logical_and(kept, present)
@@ -426,12 +491,12 @@ class PerExampleGradients(RecordGradients):
         if self.parts.shared is None:
             return [None] * len(self.variables)
         found = tf.gradients(self.parts.shared, self.variables)
-        there = [tf.convert_to_tensor(g) for g in found if g is not None]
-        check_public_gradients(self.parts.shared, there, self.flows)
+        present = [tf.convert_to_tensor(g) for g in found if g is not None]
+        check_public_gradients(self.parts.shared, present, self.flows)
         return found
 
     def _checked(self, when: str, groups) -> tf.Tensor:
-        """Whether all comparisons were passed so far, that of this step included."""
+        """Whether all comparisons so far, including this step's, were passed."""
         if when == "never":
             return tf.constant(True)
         alone = self._found.alone
@@ -450,7 +515,7 @@ class PerExampleGradients(RecordGradients):
             passed = self.status.record(agree, shows)
             if message is None:
                 return passed
-            # Noted first: a step that failed once is not to be trusted again.
+            # The status is noted first: after one failure, no later step is trusted.
             with tf.control_dependencies([passed]):
                 assertion = tf.debugging.Assert(passed, [message])
             with tf.control_dependencies([assertion]):
@@ -462,7 +527,8 @@ class PerExampleGradients(RecordGradients):
 def refuse_repeated(name: str, variables: Sequence[tf.Variable]) -> None:
     """Raises ValueError if a variable is listed twice.
 
-    Its gradient would be counted twice in the norm, and applied twice.
+    The norm would count the gradient of the variable twice, and the step would apply
+    the gradient twice.
     """
     seen: set = set()
     for variable in variables:
@@ -472,6 +538,20 @@ def refuse_repeated(name: str, variables: Sequence[tf.Variable]) -> None:
                 "once."
             )
         seen.add(id(variable))
+
+
+def _trainable(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+    """The variables as `tf.Variable`: not empty, and each variable once."""
+    unwrapped = all_unwrapped(items("variables", variables))
+    if not unwrapped:
+        raise ValueError("variables is empty: there is nothing to differentiate.")
+    for variable in unwrapped:
+        if not hasattr(variable, "handle"):
+            raise ValueError(
+                f"variables must be trainable variables, got {shown(variable)}."
+            )
+    refuse_repeated("variables", unwrapped)
+    return unwrapped
 
 
 def _in_graph(loss: Any) -> tf.Tensor:

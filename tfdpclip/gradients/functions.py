@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdpclip._arguments import shown
 from tfdpclip._docs import see
 from tfdpclip.clipping import ClipRule
-from tfdpclip.clipping.bounds import proven
+from tfdpclip.clipping.bounds import check_rule
 from tfdpclip.gradients.engine import PerExampleGradients
 from tfdpclip.sampling.provenance import rows_per_record_of
 
@@ -21,26 +21,26 @@ def per_example_norms(
 ) -> tf.Tensor:
     """The L2 norm of each example's gradient over all `variables` together, `[B]`.
 
-    Call it inside a `tf.function`, after computing the loss. The norms are of private
-    data and carry no noise. Where the parts of an example's gradient (positions, looked
-    up tokens) cancel to a quarter of R, the root of the sum of their squares, or less,
-    the norm may be up to R / 4 in its place, as is safe for clipping; see
-    docs/guarantees.md.
+    Call this function inside a `tf.function`, after computing the loss. The norms are
+    private data without noise. The parts of an example's gradient (positions, looked-up
+    tokens) may cancel. Let R be the root of the sum of their squares: where the norm is
+    at most R / 4, the result may be up to R / 4 instead, which is safe for clipping
+    (docs/guarantees.md).
 
     Args:
-      loss: one loss per example, `[B]` or `[B, ...]` (averaged over trailing axes), or
-        a scalar that is a sum or mean over the batch; then example i's loss is B times
-        its share.
+      loss: a loss for each example, `[B]` or `[B, ...]` (averaged over trailing axes),
+        or a scalar that is a sum or mean over the batch; then example i's loss is B
+        times its share.
       variables: trainable variables.
       **options: see `PerExampleGradients`. Batches of people, or of views, need
         ``rows_per_record=batches.rows_per_record``.
 
     Raises:
-      ValueError: if there are batches of as many rows, with several for each record,
-        and `rows_per_record` is not given.
+      ValueError: if a known drawn batch has several rows for each record, and
+        `rows_per_record` is not given.
       LossStructureError: if a scalar loss cannot be taken apart with certainty.
-      ExampleIsolationError: if the graph shows that examples are combined; if that
-        shows only when it runs, `tf.errors.InvalidArgumentError`.
+      ExampleIsolationError: if the graph shows that examples are combined; if only the
+        running step shows that, `tf.errors.InvalidArgumentError`.
 
     >>> w = tf.Variable([1.0, 1.0])
     >>> @tf.function
@@ -62,11 +62,12 @@ def clipped_sum(
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """The sum over examples of the clipped gradients, and the norms before clipping.
 
-    No noise is added. One backward pass: ghost norms and book-keeping (Li et al. 2022;
-    Bu et al. 2023) at the level of TensorFlow ops.
+    No noise is added. The method is ghost norms and book-keeping (Li et al. 2022; Bu et
+    al. 2023), with one backward pass, at the level of TensorFlow ops.
 
-    *Formal guarantees*: adding or removing one example changes the sums, taken as one
-    vector, by at most ``rule.sensitivity(state)`` in L2 norm, if examples are isolated.
+    *Formal guarantees*: adding or removing an example changes the sums, joined to a
+    single vector, by at most ``rule.sensitivity(state)`` in L2 norm, if examples are
+    isolated.
 
     Args:
       loss: as for `per_example_norms`.
@@ -76,9 +77,9 @@ def clipped_sum(
       **options: as for `per_example_norms`.
 
     Returns:
-      The sums, one dense tensor per variable of its shape (zeros for a variable that
-      the loss does not depend on), and the norms, `[B]`. A rule with groups is bound to
-      the variables here if it is not bound yet.
+      The sums, a dense tensor of each variable's shape (zeros for a variable that the
+      loss does not depend on), and the norms, `[B]`. A rule with groups that is not yet
+      bound to variables is bound to `variables`.
 
     >>> from tfdpclip.clipping import FixedClip
     >>> w = tf.Variable([1.0, 1.0])
@@ -93,22 +94,22 @@ def clipped_sum(
         raise ValueError(
             f"rule must be a clip rule, such as FixedClip(1.0), got {shown(rule)}."
         )
-    proven(rule, "rule")
+    check_rule(rule, "rule")
     options.setdefault("groups", rule.assignment)
     gradients = _of_records(loss, variables, options)
     return gradients.clipped_sum(rule, state), gradients.norms
 
 
 def _of_records(loss, variables, options) -> PerExampleGradients:
-    """The gradients, unless rows would be taken for records of several."""
+    """The gradients, refused if the rows of a record would be clipped separately."""
     gradients = PerExampleGradients(loss, variables, **options)
     each = rows_per_record_of(gradients.flows.sources)
     if "rows_per_record" not in options and each and 1 not in each:
         raise ValueError(
             f"The loss seems to be of batches with {max(each)} rows for each record "
-            "(people, or views), whose rows would be clipped one by one. Write "
+            "(people, or views), and the rows would be clipped separately. Write "
             f"rows_per_record=batches.rows_per_record ({max(each)}); or "
-            "rows_per_record=1, if this is other data, of which each row is a record."
+            "rows_per_record=1, if each row is a record."
             + see("records-of-several-rows")
         )
     return gradients

@@ -33,9 +33,10 @@ class Meeting:
     """An op at which variables meet the batch.
 
     Attributes:
-      outputs: the outputs that its rule needs gradients at.
+      outputs: the outputs at which the rule of the op needs gradients.
       pull_back: takes gradients from the outputs to the op's inputs, if a rule does.
-      gradients: those of the summed loss, None where an output does not matter.
+      gradients: the gradients of the summed loss at `outputs`; None where the loss does
+        not depend on an output.
     """
 
     outputs: list[tf.Tensor]
@@ -46,8 +47,8 @@ class Meeting:
     def reached(self) -> bool:
         return any(gradient is not None for gradient in self.gradients)
 
-    def pulled(self, pull_back: Callable, context: Context) -> Callable:
-        """The gradient function of the op, which notes what comes in on the way."""
+    def pull_back_function(self, pull_back: Callable, context: Context) -> Callable:
+        """The gradient function of the op, which keeps the gradients at `outputs`."""
 
         def gradient(op, *at_outputs):
             by_output = dict(
@@ -63,18 +64,19 @@ class Meeting:
 class FoundGradients:
     """The gradients of all variables: from forms, or from the fallback.
 
-    Variables are numbered as they were given.
+    Variables are numbered in their given order.
 
     Attributes:
       connected: whether each variable can receive a gradient at all.
       meetings: by op, in graph order for each variable.
-      by_form: by variable, the gradients that forms give.
-      slow: the gradients of the other connected variables; None if there are none.
-      slow_variables: the numbers of those, in the order in which `slow` has them.
-      slow_uses: where those meet the batch in the graph.
+      by_form: the gradients that forms give, by the number of the variable.
+      slow: the gradients of the connected variables without forms; None if all have
+        forms.
+      slow_variables: the numbers of the variables of `slow`, in the order of `slow`.
+      slow_uses: the uses of the variables of `slow` in the graph.
       alone: makes the gradients where the graph does not prove that examples stay
-        apart; None where it does.
-      backward: the ops of an ordinary backward pass, of which `alone` runs copies.
+        apart; None where the graph does.
+      backward: the ops of an ordinary backward pass; `alone` runs copies of them.
     """
 
     connected: list[bool]
@@ -86,15 +88,15 @@ class FoundGradients:
     alone: ExamplesAlone | None = None
     backward: Sequence[tf.Operation] = ()
 
-    def made_of(self, loss: tf.Tensor) -> list[tf.Operation]:
-        """The ops of the loss, and of what comes back to all meetings."""
+    def ancestor_ops(self, loss: tf.Tensor) -> list[tf.Operation]:
+        """The ops of the loss, and the ops of its gradients at all meetings."""
         gradients = [g for m in self.meetings.values() for g in m.gradients]
-        there = [tf.convert_to_tensor(g) for g in gradients if g is not None]
-        return [*ancestors([loss, *there]), *self.backward]
+        known = [tf.convert_to_tensor(g) for g in gradients if g is not None]
+        return [*ancestors([loss, *known]), *self.backward]
 
     @property
     def order(self) -> list[int]:
-        """The connected variables: those with forms, then those of the fallback."""
+        """The connected variables: first those with forms, then those of `slow`."""
         return [*self.by_form, *self.slow_variables]
 
 
@@ -114,18 +116,18 @@ def find_gradients(
         tf.reduce_sum(logits**2, axis=1) + tf.map_fn(lambda r: f(r, v), x)
 
     1. Uses: w is input 1 of a MatMul of `[B, 3]`, b of an AddV2 of `[B, 4]`, u of a
-       MatMul of `[B, 4]`. v enters a While op. If all that it meets in the body has a
-       rule, and can be recorded, its uses are those of the recorded steps; here let
-       `f` sort v, which no rule covers.
+       MatMul of `[B, 4]`. v enters a While op. If all ops that v meets in the body have
+       a rule and can be recorded, the uses of v are the recorded steps; here let `f`
+       sort v, which no rule covers.
     2. Meetings: the two MatMuls and the AddV2, with an output each: `[B, 4]` after w,
        `[B, 4]` after b, `[B, 2]` after u. v has none.
-    3. One backward pass of the summed losses gives dz, the gradient at these outputs,
-       of the same shapes. Row i of dz is of loss i alone.
-    4. Forms: the rule of MatMul makes an `Outer` of the input x, as `[B, 1, 3]`, and of
-       dz, as `[B, 1, 4]`, for w, and one of h and its dz for u. The rule of AddV2 makes
-       an `Explicit` of dz, `[B, 4]`, for b.
-    5. Each of w, b and u is a `VariableGradient` of its forms. Here each has one; a
-       kernel that is used twice has two, whose gradients are added up.
+    3. A backward pass of the summed losses gives dz, the gradient at these outputs, of
+       the same shapes. Row i of dz is of loss i alone.
+    4. Forms: for w, the rule of MatMul makes an `Outer` of the input x, as `[B, 1, 3]`,
+       and of dz, as `[B, 1, 4]`; for u, an `Outer` of h and the dz after u. For b, the
+       rule of AddV2 makes an `Explicit` of dz, `[B, 4]`.
+    5. Each of w, b and u is a `VariableGradient` of its forms. Here each has a single
+       form; a kernel that is used twice has two, whose gradients are added up.
     6. v goes to the fallback, and a warning says so: a Jacobian of the losses, `[B]`.
 
     Args:
@@ -140,11 +142,11 @@ def find_gradients(
         for handle, v in zip(handles, variables, strict=True)
     ]
     expanded, stand_ins = while_loops.expand(in_graph, context.flows)
-    # One use without a rule, and the variable takes the fallback for all of them.
+    # A variable with a use without a rule takes the fallback for all of its uses.
     ruled = [all(has_rule(use) for use in uses) for uses in expanded]
     meetings = _meetings(itertools.compress(expanded, ruled), stand_ins)
     _differentiate(loss, meetings, context)
-    # What the loss does not depend on, whichever way values flow, is no use.
+    # A use that the loss does not depend on gives no gradient.
     reached = [
         [use for use in uses if meetings[use.op].reached] if is_ruled else uses
         for uses, is_ruled in zip(expanded, ruled, strict=True)
@@ -193,9 +195,9 @@ def one_by_one(
       handles: their handles in the graph of the losses.
       context: the analysis of the losses, and B.
       budget: how much memory the gradients may take.
-      proof: what the graph proves of the losses.
+      proof: the proof that the examples of the losses stay apart, as far as it goes.
     """
-    # In a graph that is dropped: which variables have a gradient, and what makes it.
+    # This graph is dropped; it shows which variables have a gradient, and by which ops.
     with op_copies.scratch_graph() as graph:
         ordinary = tf.gradients(loss, list(handles))
     connected = [g is not None for g in ordinary]
@@ -214,7 +216,7 @@ def one_by_one(
 def _meetings(
     uses_by_variable: Iterable[list[Use]], stand_ins: dict
 ) -> dict[tf.Operation, Meeting]:
-    """The ops of some uses, and what stands for their outputs in loops."""
+    """The meetings of the uses, by op. In loops, stand-ins replace the op's outputs."""
     meetings: dict[tf.Operation, Meeting] = {}
     for use in itertools.chain.from_iterable(uses_by_variable):
         if use.op not in meetings:
@@ -241,7 +243,7 @@ def _differentiate(
     for op, meeting in meetings.items():
         if meeting.pull_back is not None:
             meeting.gradients = [None] * len(meeting.outputs)
-            rules[op] = meeting.pulled(meeting.pull_back, context)
+            rules[op] = meeting.pull_back_function(meeting.pull_back, context)
             # So that the pass reaches the call.
             tensors += [t for t in op.inputs if t.dtype.is_floating]
     with own_gradients(rules):
@@ -253,8 +255,8 @@ def _differentiate(
 def _forms(uses, meetings, known, context) -> list[Form | None]:
     """A form for each use, None where its rule does not apply; notes them in `known`.
 
-    Variables that are one op's input together, as when they are concatenated first,
-    share its form.
+    Variables that form an input of an op together, as when they are concatenated first,
+    share the form of that input.
     """
     for use in uses:
         key = (use.op, use.index)

@@ -192,7 +192,7 @@ class OptimizerVariables(OptimizerSettings):
 
     def _public(self) -> PublicVariables:
         """The declared public variables, and the optimizer's own variables."""
-        return self._public_variables.and_those_of(all_unwrapped(self._variables))
+        return self._public_variables.with_variables(all_unwrapped(self._variables))
 
     @property
     def matrix_noise(self) -> Any:

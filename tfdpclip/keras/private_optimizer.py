@@ -26,7 +26,7 @@ from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.forms.whole import WholeGradient
 from tfdpclip.gradients.graph.origins import public_writes
 from tfdpclip.gradients.loss import drawn_rows
-from tfdpclip.gradients.loss.state import public_handles, reads
+from tfdpclip.gradients.loss.state import find_state_reads, public_handles
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.optimizer_variables import OptimizerVariables
 from tfdpclip.keras.watching import private_state
@@ -123,7 +123,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             private_state.restore_public_statistics(loss)
             handles = [loss.graph.capture(v.handle) for v in var_list]
             public = public_handles(loss.graph, handles, self._public())
-            found = reads(loss, Dataflow([loss], handles, public=public))
+            found = find_state_reads(loss, Dataflow([loss], handles, public=public))
             records = WholeGradient(loss, var_list, perturbation)
             records.isolated = here.constant.check(found)
             return records

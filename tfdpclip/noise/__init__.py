@@ -1,31 +1,30 @@
-"""Noise: from random bits to what is added to a sum, in the order of these modules.
+"""Noise: from random bits to the noise on a sum, in the order of these modules.
 
-A number of noise travels like this:
-
-1. `philox`: words of a generator whose key and counter are given in full, and seeds for
+1. `philox`: words of a generator with a fully given key and counter, and seeds for
    several purposes, of which no bit is lost. The engine and federated rounds draw from
-   it by seed.
-2. `threefry`: two of its words are a key, under which one compiled loop makes words,
+   `philox` by seed.
+2. `threefry`: two words of `philox` are a key, under which a compiled loop makes words,
    transforms and scales them: a large draw.
 3. `gaussian`: `GaussianNoise` has the state, from the operating system's entropy, and
-   moves it on with every draw. It makes small draws itself (`box_muller`), large ones
-   by `threefry`. With independent noise the journey ends here.
-4. `runs`: `CorrelatedNoise` is what a user asks for instead: a matrix of
-   `tfdpclip.correlated`, for how many steps, of records that are drawn how. It has the
-   sensitivity.
-5. `steps`: one step of such a matrix in a graph. `advance` makes its noise of fresh
-   draws and of what the steps before left, and moves that on.
-6. What is left is kept in one of two ways, and is as secret as the data:
-   `kept`: `MatrixNoise` has variables, on every replica its own, for Keras; it can give
-   a secret away, to go on from in another process.
-   `carried`: `CarriedNoise` is handed it and hands it on, for federated rounds, whose
-   only memory is the server's state; `split_noise` takes it out of there.
+   moves the state on with every draw. Small draws come from `box_muller`, large draws
+   from `threefry`. Independent noise needs no further module.
+4. `runs`: `CorrelatedNoise` is the user's alternative: a matrix of
+   `tfdpclip.correlated`, the number of steps, and the scheme that draws the records. It
+   has the sensitivity.
+5. `steps`: a step of the matrix in a graph. `advance` makes the noise of the step from
+   fresh draws and from the memory of earlier steps, and moves the memory on.
+6. The memory is as secret as the data, and is held in two ways.
+   `kept`: `MatrixNoise` has variables, its own on every replica, for Keras; it can
+   return a secret, from which another process continues.
+   `carried`: `CarriedNoise` gets the memory as a tensor and makes the next memory, for
+   federated rounds, where the server's state is the only memory; `split_noise` takes
+   the memory out of the state.
 
-`GaussianNoise`, `MatrixNoise` and `CarriedNoise` have `sample_all`, which is all that
-`tfdpclip.mechanism` asks of noise. `tfdpclip.correlated` has the mathematics of
-matrices, without TensorFlow, and tells what they cost.
+`GaussianNoise`, `MatrixNoise` and `CarriedNoise` have `sample_all`, the only method
+that `tfdpclip.mechanism` needs. `tfdpclip.correlated` has the mathematics of matrices,
+without TensorFlow, and their cost.
 
-Importing this package loads the first three modules alone: the engine needs no more.
+Importing this package loads only the first three modules, as the engine needs no more.
 """
 
 from tfdpclip.noise.gaussian import GaussianNoise, box_muller

@@ -1,7 +1,7 @@
-"""Correlated noise of rounds without variables: what a server's state carries of it.
+"""Correlated noise of rounds without variables, with its memory in a server's state.
 
-`CarriedNoise` makes the noise of one round from what the state holds, and leaves what
-the next one needs. `NoiseMemory` is that, apart from the rest of a state.
+`CarriedNoise` makes the noise of a round from the memory in the state, and makes the
+memory of the next round. `NoiseMemory` is the memory apart from the rest of a state.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from tfdpclip.noise.steps import (
 
 
 class CarriedNoise:
-    """The noise of one step of a matrix, for whoever carries what is kept himself.
+    """The noise of a step of a matrix, for callers that carry the memory themselves.
 
-    For graphs without variables, such as a federated round. In the place of a
-    `GaussianNoise`, for one draw; what the next step needs is there afterwards.
+    Graphs without variables need this class, for example federated rounds. It replaces
+    a `GaussianNoise` for a single draw; then `kept` is the memory of the next step.
 
     *Formal guarantees*
 
-    * Those of `MatrixNoise`, as long as each step gets what the one before left.
-    * Every step has fresh draws, whatever it is given: of two steps that go on from the
-      same place, each has noise of its own. Together they cost no more than two
+    * Those of `MatrixNoise`, as long as each step gets the memory of the step before.
+    * Every step has fresh draws, whatever memory it is given: two steps that continue
+      from the same memory have different noise. Together they cost no more than two
       matrices (docs/guarantees.md).
     * `kept` is as secret as the data.
 
     Args:
       run: the matrix and its sensitivity.
-      source: draws independent noise, as often as it is asked.
+      source: draws independent noise, any number of times.
       step: t, an int32 scalar, counted from the beginning of this matrix.
-      kept: what the step before left, `first`'s shape; counts for nothing in step 0.
+      kept: the memory of the step before, of `first`'s shape; step 0 ignores it.
 
     >>> from tfdpclip import correlated, sampling
     >>> from tfdpclip.noise import GaussianNoise
@@ -62,17 +62,17 @@ class CarriedNoise:
     def __init__(self, run: CorrelatedNoise, source: Any, step: Any, kept: tf.Tensor):
         self.run, self._source = run, source
         self._step = tf.convert_to_tensor(step, tf.int32)
-        #: What the next step needs; of this one until it is drawn.
+        #: The memory for the next step; before the draw, the memory for this step.
         self.kept = tf.convert_to_tensor(kept)
         self._drawn = False
 
     @staticmethod
     def first(run: CorrelatedNoise, size: int, dtype: Any = tf.float32) -> tf.Tensor:
-        """What there is before the first step.
+        """The memory before the first step.
 
         Args:
           run: the matrix.
-          size: coordinates of all that is noised in a step.
+          size: the number of coordinates that are noised in a step.
           dtype: float32 or float64.
         """
         return tf.zeros([rows_kept(stream_of(run.matrix), run.steps), size], dtype)
@@ -83,12 +83,13 @@ class CarriedNoise:
         """The step's noise; see `MatrixNoise.sample_all`.
 
         Args:
-          shapes: static shapes, whose sizes add up to that of what is kept.
-          stddevs: of independent noise, a number or a scalar tensor for each.
+          shapes: static shapes, with as many coordinates in total as `kept`.
+          stddevs: the standard deviations of independent noise, a number or a scalar
+            tensor for each.
           dtypes: a floating type for each.
 
         Raises:
-          ValueError: if it was drawn before, or the shapes do not fit.
+          ValueError: if the noise was drawn before, or the shapes do not fit.
         """
         if self._drawn:
             raise ValueError("This step's noise has been drawn.")
@@ -117,26 +118,27 @@ class CarriedNoise:
 
 
 class NoiseMemory:
-    """What correlated noise keeps between rounds: as secret as the data.
+    """The memory of correlated noise between rounds: as secret as the data.
 
-    Whoever knows it and the released models can take noise off. `split_noise` makes it.
+    With this memory and the released models, the noise can be subtracted. `split_noise`
+    makes it.
 
     *Formal guarantees*
 
-    * `save` writes a file that nobody but its owner can read (mode 0600); `load`
-      refuses one that others can.
-    * It goes back only into the state that it was taken from. That it has not been used
-      since, the ledger knows: `RoundBudget(..., continued=memory.steps)`.
-    * It cannot be pickled, and does not show what it holds.
+    * `save` writes a file that only its owner can read (mode 0600); `load` refuses a
+      file that further users can read.
+    * The memory goes back only into the state that it was taken from. The ledger knows
+      whether the memory was used since: `RoundBudget(..., continued=memory.steps)`.
+    * The memory cannot be pickled, and its `repr` does not show its content.
 
     Args:
       content: the noise's part of a state.
 
     Attributes:
-      steps: Rounds of its matrix that had their noise.
+      steps: the number of rounds of the matrix that had their noise.
 
     Raises:
-      ValueError: if the content is something else.
+      ValueError: if the content is not the noise's part of a state.
     """
 
     def __init__(self, content: Any):
@@ -147,13 +149,13 @@ class NoiseMemory:
         kinds = {name: part.dtype.kind for name, part in self._content.items()}
         if "".join(kinds[name] for name in PARTS) != "iiiif":
             raise ValueError(
-                "content must be whole numbers and what is kept in floating point, "
-                f"got {_arguments.shown(content)}."
+                "content must be whole numbers and floating-point memory, got "
+                f"{_arguments.shown(content)}."
             )
 
     @property
     def steps(self) -> int:
-        """Rounds of its matrix that had their noise."""
+        """The number of rounds of the matrix that had their noise."""
         return int(self._content["step"])
 
     def __repr__(self) -> str:
@@ -161,8 +163,8 @@ class NoiseMemory:
 
     def __reduce__(self):
         raise TypeError(
-            "What correlated noise keeps is a secret: use its save(path), which writes "
-            "a file for the owner alone."
+            "The memory of correlated noise is a secret: use its save(path), which "
+            "writes a file for the owner alone."
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -172,7 +174,7 @@ class NoiseMemory:
           path: the file.
 
         Raises:
-          OSError: if it cannot be written.
+          OSError: if the file cannot be written.
         """
         content = io.BytesIO()
         np.savez(content, **self._content)
@@ -180,39 +182,40 @@ class NoiseMemory:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> NoiseMemory:
-        """Reads what `save` wrote.
+        """Reads a file that `save` wrote.
 
         Args:
           path: the file.
 
         Raises:
-          ValueError: if it is something else, or others can read it.
-          OSError: if it cannot be read.
+          ValueError: if the file holds no memory, or further users can read it.
+          OSError: if the file cannot be read.
         """
         if os.name != "nt" and stat.S_IMODE(os.stat(path).st_mode) & 0o077:
             raise ValueError(
-                f"{path} can be read or written by others, and holds what takes noise "
-                "off. Begin another matrix without it; or, if you are sure that nobody "
-                f"has read it: chmod 600 {path}"
+                f"{path} can be read or written by others, and with its content noise "
+                "can be subtracted. Begin another matrix without it; or, if you are "
+                f"sure that only you have read it: chmod 600 {path}"
             )
         return cls(files.read_npz(path, PARTS))
 
 
 def split_noise(state: Any) -> tuple[Any, NoiseMemory]:
-    """A server's state without what correlated noise keeps, and that.
+    """Splits a server's state into a state without memory of noise, and the memory.
 
-    The state can be saved like a model, and trained on: then another matrix begins,
-    with noise of its own, and a `dpc.accounting.RoundBudget` counts it. A budget takes
-    it once, as every state: split it again to begin from it again.
+    The state can be saved like a model, and trained on: then a new matrix begins, with
+    noise of its own, and a `dpc.accounting.RoundBudget` counts it. A budget accepts the
+    state once, like every state: split the first state again to begin from it again.
 
     Args:
-      state: of a `clipped_mean` with correlated noise, or of a learning process.
+      state: the state of a `clipped_mean` with correlated noise, or of a learning
+        process.
 
     Returns:
       The state at the beginning of a matrix, and the memory.
 
     Raises:
-      ValueError: if it has no correlated noise.
+      ValueError: if the state has no correlated noise.
     """
     memory = NoiseMemory(_noise_in(state))
     content = memory._content
@@ -221,7 +224,7 @@ def split_noise(state: Any) -> tuple[Any, NoiseMemory]:
         content,
         step=np.zeros_like(content["step"]),
         ticket=name.reshape(content["ticket"].shape),
-        # By which the two are put together again.
+        # `join_noise` matches the state and the memory by this ticket.
         before=content["ticket"],
         kept=np.zeros_like(content["kept"]),
     )
@@ -229,19 +232,19 @@ def split_noise(state: Any) -> tuple[Any, NoiseMemory]:
 
 
 def join_noise(state: Any, memory: NoiseMemory) -> Any:
-    """A server's state that goes on with the noise that it had.
+    """Puts the memory of noise back into the state that it was split from.
 
     Args:
-      state: what `split_noise` returned, for example from a checkpoint.
-      memory: what it returned beside it.
+      state: a state that `split_noise` returned, for example from a checkpoint.
+      memory: the memory that `split_noise` returned with the state.
 
     Raises:
-      ValueError: if the memory is that of another state.
+      ValueError: if the memory was split from a different state.
     """
     if not isinstance(memory, NoiseMemory):
         raise ValueError(
-            "memory must be what split_noise(state) returned, or NoiseMemory.load("
-            f"path), got {_arguments.shown(memory)}."
+            "memory must be the second result of split_noise(state), or "
+            f"NoiseMemory.load(path), got {_arguments.shown(memory)}."
         )
     ours, theirs = _noise_in(state), memory._content
     if (
@@ -253,7 +256,7 @@ def join_noise(state: Any, memory: NoiseMemory) -> Any:
     ):
         raise ValueError(
             "memory was taken from another state than this one: its noise belongs to "
-            "another round or run. Without it another matrix begins."
+            "another round or run. Without this memory a new matrix begins."
         )
     return with_noise(state, theirs)
 

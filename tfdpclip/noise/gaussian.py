@@ -16,10 +16,10 @@ from tfdpclip._devices import on_cpus
 from tfdpclip._outside import outside_of_functions
 from tfdpclip.noise import threefry
 
-# A draw of this many is worth the quarter of a second that compiling it takes. Beyond
-# the other number, an int32 does not count its samples.
+# Compiling takes a quarter of a second, which pays from this many samples on. Above the
+# second number, an int32 cannot count the samples.
 _COMPILED_FROM, _COMPILED_TO = 2**16, 2**32
-# Parts of a draw that start at multiples of this are sliced without a copy.
+# Parts of a draw that start at multiples of this number are sliced without a copy.
 _ALIGNMENT = 16
 
 
@@ -31,32 +31,31 @@ class GaussianNoise:
     * Without a seed, the generator's whole state (counter and key) comes from the
       operating system's entropy when the object is made.
     * The state is in no checkpoint: this object is not trackable, on purpose. A
-      restored run draws new noise. Noise that was replayed with other data could be
-      subtracted away.
-    * Draws of one object never overlap: each advances the counter of one
+      restored run draws new noise. Noise that is replayed with different data could be
+      subtracted.
+    * Draws of an object never overlap: each draw advances the counter of a
       counter-based (Philox) stream. Draws of 65,536 float32 samples or more on a CPU,
-      which are compiled, are streams of their own of another generator (Threefry),
-      with keys that Philox makes of that counter.
+      which are compiled, are separate streams of a second generator (Threefry), with
+      keys that Philox makes of that counter.
 
-    What this is not: Philox is not a cryptographic generator, and the samples are
-    floating-point numbers, whose lowest bits can give away the sum they were added to
-    (Mironov 2012). With `hardened`, every sample is half the sum of four independent
-    ones, so that an attacker who looks for the sums that are possible at all would have
-    to go through all combinations of four (Holohan and Braghin 2021, "Secure random
-    sampling in differential privacy", section 4). That costs four times the draws.
+    Limits: Philox is not a cryptographic generator, and the samples are floating-point
+    numbers, with lowest bits that can reveal the sum they were added to (Mironov 2012).
+    With `hardened`, every sample is half the sum of four independent samples, so that
+    an attacker who searches for the possible sums would have to go through all
+    combinations of four (Holohan and Braghin 2021, "Secure random sampling in
+    differential privacy", section 4). That costs four times the draws.
 
     Samples come from the Box-Muller transform, at up to four times the speed of the
     framework's own normal sampler on a CPU. They reach as far as 7.4 standard
-    deviations, or 9.4 in float64 and 14.8 when hardened; docs/guarantees.md bounds what
-    the missing tail is worth.
+    deviations, or 9.4 in float64 and 14.8 when hardened; docs/guarantees.md bounds the
+    effect of the missing tail.
 
     Args:
       seed: an integer makes the stream reproducible, for experiments only. A run with
         a seed is not private.
-      hardened: whether to sum four samples into one.
-
-      replica: one of several places that draw shares of the same noise; with a seed,
-        every place has a stream of its own. `of_replica` makes them.
+      hardened: whether to sum four samples into each sample.
+      replica: the number of a replica that draws a share of the same noise; with a
+        seed, every replica has its own stream. `of_replica` sets it.
 
     Raises:
       ValueError: if `seed` or `replica` is neither None nor an integer, 0 or above.
@@ -84,8 +83,8 @@ class GaussianNoise:
                 # that was seeded with 32 bits.
                 state = np.frombuffer(os.urandom(24), np.int64)
             else:
-                # The framework would take the seed for the counter, so that the
-                # streams of neighbouring seeds are the same but for one block.
+                # The framework would use the seed as the counter, so that the streams
+                # of neighbouring seeds would differ only by a block.
                 words = np.random.SeedSequence(seed, spawn_key=place).generate_state(
                     3, np.uint64
                 )
@@ -95,10 +94,11 @@ class GaussianNoise:
             )
 
     def of_replica(self, place: int) -> GaussianNoise:
-        """A source for one of several replicas, independent of all others.
+        """A source for a replica, independent of the sources of further replicas.
 
         Args:
-          place: which replica. With a seed, every place has a stream of its own.
+          place: the number of the replica. With a seed, every replica has its own
+            stream.
         """
         made: list[GaussianNoise] = []
 
@@ -111,22 +111,22 @@ class GaussianNoise:
 
     @property
     def state(self) -> list[int]:
-        """Where the stream is: a secret, from which all that follows can be drawn.
+        """The state of the stream: a secret, from which all later draws follow.
 
         Not for use in graphs.
         """
         return [int(word) for word in self._generator.state.numpy()]
 
     def go_on_from(self, state: Sequence[int]) -> None:
-        """Goes to a place of a stream. For what never uses noise for two releases.
+        """Sets the state of the stream. The caller must not release noise twice.
 
         Args:
-          state: what `state` was, of this object or another.
+          state: an earlier `state` of any source.
         """
         self._generator.state.assign(np.array(state, np.int64))
 
     def renew(self) -> None:
-        """Leaves the stream for a new one, of fresh entropy; not if there is a seed."""
+        """Starts a new stream of fresh entropy, unless there is a seed."""
         if self.seed is None:
             self._generator.state.assign(np.frombuffer(os.urandom(24), np.int64))
 
@@ -150,7 +150,7 @@ class GaussianNoise:
     def sample_all(
         self, shapes: Sequence, stddevs: Sequence, dtypes: Sequence | None = None
     ) -> list[tf.Tensor]:
-        """One draw for several tensors, which is faster than one draw for each.
+        """A single draw for several tensors, which is faster than a draw for each.
 
         Args:
           shapes: static shapes.
@@ -180,7 +180,7 @@ class GaussianNoise:
             )
             flat = self._normal(count, standard, tf.cast(scale, dtype))
             order = (*scaled, *others)
-            # Aligned, so that no part is copied.
+            # Aligned sizes, so that no part is copied.
             parts = tf.split(flat, [*(_aligned(sizes[i]) for i in order), -1])
             for i, part in zip(order, parts, strict=False):
                 if _aligned(sizes[i]) > sizes[i]:
@@ -192,13 +192,13 @@ class GaussianNoise:
         return drawn
 
     def seed_pair(self) -> tf.Tensor:
-        """Two fresh int32, `[2]`: 64 bits, for what is no secret within one step."""
+        """Two fresh int32, `[2]`: 64 bits, for uses that need no secret in a step."""
         return tf.bitcast(self._generator.uniform_full_int([2], tf.uint32), tf.int32)
 
     def _normal(self, count: int, standard: int, stddev: tf.Tensor) -> tf.Tensor:
-        """`count` samples of N(0, stddev^2) and then `standard` ones of N(0, 1)."""
+        """`count` samples of N(0, stddev^2), then `standard` samples of N(0, 1)."""
         draw = self._draw
-        # Other devices are fast with the framework's own generator.
+        # On devices other than CPUs the framework's own generator is fast.
         large = _COMPILED_FROM <= count + standard < _COMPILED_TO
         if large and stddev.dtype == tf.float32 and on_cpus():
             draw = self._draw_compiled
@@ -226,7 +226,7 @@ class GaussianNoise:
 
 
 def _is_zero(stddev: Any) -> bool:
-    """Whether it is known while the graph is made."""
+    """Whether the stddev is known to be 0 while the graph is made."""
     return isinstance(stddev, (int, float)) and stddev == 0
 
 
@@ -237,19 +237,19 @@ def _aligned(size: int) -> int:
 def box_muller(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
     """Standard normal samples, two for each pair of random words.
 
-    The radius of a pair is sqrt(-2 log u); see `threefry.uniform_and_angle` for how u
+    The radius of a pair is sqrt(-2 log u); `threefry.uniform_and_angle` tells how u
     comes from 32-bit words, and how far samples reach. (The framework's samplers stop
     at u = 1e-7, 5.7 standard deviations, float64 included.)
 
     Args:
       first: `[n]` uniform int32 (for float32 samples) or int64 (for float64).
-      second: the same, independent of it.
+      second: of the same shape and type, independent of `first`.
 
     Returns:
       `[2 n]`: first the cosine, then the sine half.
     """
     if first.dtype == tf.int64:
-        # Of 63 bits, float64 keeps all where they matter, next to 0.
+        # Near 0, where the radius is large, float64 keeps all of the 63 bits.
         whole = tf.bitwise.bitwise_and(first, 2**63 - 1)
         uniform = (tf.cast(whole, tf.float64) + 0.5) * 2.0**-63
         angle = tf.cast(second, tf.float64) * (math.pi * 2.0**-63)

@@ -1,4 +1,4 @@
-"""Correlated noise in TensorFlow graphs, kept from step to step in variables."""
+"""Correlated noise in TensorFlow graphs, with a memory in variables."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tfdpclip.noise import GaussianNoise
 from tfdpclip.noise.runs import CorrelatedNoise
 from tfdpclip.noise.steps import KeptStream, advance, rows_kept, stream_of
 
-# Where randomness that is no noise comes from, beside the noise of so many replicas.
+# The replica number of randomness that is no noise, above the numbers of all replicas.
 _MOST_REPLICAS = 2**31
 _APART = (
-    "Correlated noise: a step was cut short on one of the replicas, whose noise is of "
-    "another step than that of the others. Begin another matrix, as every call of fit "
-    "with PrivacyBudget does."
+    "Correlated noise: a step was cut short on a replica, so the noise of the replicas "
+    "belongs to different steps. Begin another matrix, as every call of fit with "
+    "PrivacyBudget does."
 )
 
 
@@ -28,26 +28,27 @@ class MatrixNoise:
 
     *Formal guarantees*
 
-    * Step t's noise is the standard deviation that is asked for, times s(C), times row
-      t of C^-1 Z, with fresh Gaussians Z for every coordinate; the noised counts among
-      them.
-    * What is kept between steps is as secret as the data: whoever knows it and the
-      released numbers can take the noise off. It is in no checkpoint and in no saved
-      model: plain objects are invisible to them. A run that is restored in another
-      process begins another matrix, unless it is given the `secret` of this one.
-    * Noise that goes on from a secret is that of the same matrix, to rounding: all
-      draws before are drawn again, and compared with what was kept. The steps that are
-      skipped are never drawn for other data.
-    * A step that fails after its noise was drawn has moved the noise on, and is never
-      noised again with the same draws.
-    * On R replicas, each draws for itself (`of_replica`). R^(-1/2) of what they draw
-      adds up to the noise of one. Where they are not all at the same step, the step
-      raises before any sum leaves a replica.
+    * Step t's noise is the requested standard deviation, times s(C), times row t of
+      C^-1 Z, with fresh Gaussians Z for every coordinate; the noised counts are
+      coordinates as well.
+    * The memory between steps is as secret as the data: with the memory and the
+      released numbers, the noise can be subtracted. No checkpoint and no saved model
+      contains the memory, because plain objects are invisible to them. A run that is
+      restored in another process begins another matrix, unless the run is given the
+      `secret` of this matrix.
+    * Noise that continues from a secret is the noise of the same matrix, up to
+      rounding: all earlier draws are drawn again, and compared with the memory. The
+      skipped steps are never drawn for different data.
+    * A step that fails after its noise was drawn has moved the noise on, and the same
+      draws are never used again.
+    * On R replicas, each replica draws for itself (`of_replica`). The draws of all
+      replicas times R^(-1/2) add up to the noise of a single device. If the replicas
+      are not all at the same step, the step raises before any sum leaves a replica.
 
     Args:
       run: the matrix and its sensitivity.
       source: draws independent noise.
-      begun: of one of several replicas, the steps that all of them began.
+      begun: on a replica, the count of steps that all replicas began.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class MatrixNoise:
         self._began_at: list[int] | None = None  # before the first draw
         self._left_at: list[int] | None = None
         if tf.distribute.has_strategy():
-            # One, whatever the strategy has of other variables.
+            # A single variable, outside of the strategy.
             outside_of_functions(self._count, [], in_strategy=False)
         else:
             self._count()
@@ -74,13 +75,13 @@ class MatrixNoise:
             self._position = tf.Variable(0, trainable=False, dtype=tf.int32)
 
     def of_replica(self, place: int) -> MatrixNoise:
-        """What draws for one of several replicas, independently of all others.
+        """The noise of a replica, independent of the noise of all further replicas.
 
-        It is the same object whenever it is asked for, and begins another matrix
-        whenever this one does.
+        Repeated calls return the same object, and `restart` begins another matrix for
+        all replicas.
 
         Args:
-          place: which replica.
+          place: the number of the replica.
         """
         if place not in self._replicas:
             source = self.source.of_replica(place)
@@ -96,7 +97,7 @@ class MatrixNoise:
         self._position.assign_add(1)
 
     def __deepcopy__(self, memo):
-        # A copy of what is kept would be used for other data.
+        # A copy of the memory would be used for different data.
         return MatrixNoise(self.run, self.source.__deepcopy__(memo))
 
     def __reduce__(self):
@@ -106,7 +107,7 @@ class MatrixNoise:
         """Begins another matrix, with noise of its own. Not for use in graphs.
 
         Args:
-          keep: whether `secret` will be asked for.
+          keep: whether `secret` will be called later.
         """
         self._clear()
         self._began_at = self.source.state if keep else None
@@ -116,7 +117,7 @@ class MatrixNoise:
 
     @contextlib.contextmanager
     def drawing(self) -> Iterator[None]:
-        """Within, steps draw what a `secret` would; outside, draws of their own."""
+        """Inside, steps use the draws that a `secret` repeats; outside, new draws."""
         if self._left_at is None:
             yield
             return
@@ -139,23 +140,23 @@ class MatrixNoise:
 
     @property
     def made(self) -> int:
-        """Steps that had their noise since the last restart. Not for use in graphs."""
+        """The steps with noise since the last restart. Not for use in graphs."""
         return int(self._position.numpy())
 
     def seed_pair(self) -> tf.Tensor:
-        """As of `GaussianNoise`: fresh randomness that is no noise of a step."""
+        """Fresh randomness that is no noise of a step, as in `GaussianNoise`."""
         return self._others.seed_pair()
 
     def secret(self) -> dict[str, Any]:
-        """What `go_on` needs, JSON-ready: whoever has it can take off all noise.
+        """The argument of `go_on`, JSON-ready: with it all noise can be subtracted.
 
         Raises:
-          ValueError: if no noise was made, or `restart` was not told to keep it.
+          ValueError: if no noise was made, or `restart` was called without `keep`.
         """
         if self._began_at is None or not self._streams:
             raise ValueError(
                 "There is nothing to keep: call restart(keep=True) before the first "
-                "step, and make the noise of one."
+                "step, and make the noise of a step."
             )
         return {
             "source": self._began_at,
@@ -163,34 +164,34 @@ class MatrixNoise:
             "shapes": [one.shape.as_list() for one in self._streams],
             "kinds": [one.dtype.name for one in self._streams],
             "made": self.made,
-            "kept": [one.some().tolist() for one in self._streams],
+            "kept": [one.probe().tolist() for one in self._streams],
         }
 
     def go_on(self, secret: Mapping[str, Any], steps: int) -> None:
-        """Goes on with the noise of a `secret`. Not for use in graphs.
+        """Continues the noise of a `secret`. Not for use in graphs.
 
-        All steps before are drawn again, which takes as long as their noise took.
+        All earlier steps are drawn again, which takes as long as their noise took.
 
         Args:
-          secret: what it gave, of a matrix of these settings.
-          steps: how many steps were released, or may have been: the next one is the
-            first that gets new noise.
+          secret: the result of `secret` of a matrix with the same settings.
+          steps: how many steps were released, or may have been: the next step is the
+            first with new noise.
 
         Raises:
-          ValueError: if the secret is of other noise, or of more steps, or what is
-            drawn again is not what was kept.
+          ValueError: if the secret belongs to different noise, or to more steps, or the
+            repeated draws differ from the memory.
         """
         _check_secret(secret, self.source.hardened)
         steps = _arguments.integer("steps", steps)
         made, kept = secret["made"], secret["kept"]
         if made > steps:
             raise ValueError(
-                f"it has made the noise of {made} steps, and {steps} are to be gone on "
-                "from: noise that was released would be used again."
+                f"it has made the noise of {made} steps, which is more than the "
+                f"{steps} steps to continue from: released noise would be used again."
             )
         shapes, kinds = secret["shapes"], [tf.as_dtype(t) for t in secret["kinds"]]
         self._check_shapes(shapes, kinds)
-        # Draws that XLA compiles need not be those of other code.
+        # Draws in code compiled by XLA may differ from draws in plain code.
         for compiled in (False, True):
             self._clear()
             self._left_at = None
@@ -203,15 +204,15 @@ class MatrixNoise:
             for _ in range(made):
                 again()
             if all(
-                one.is_like(part)
+                one.matches(part)
                 for one, part in zip(self._streams or [], kept, strict=True)
             ):
                 break
         else:
             self._clear()
             raise ValueError(
-                "what is drawn again is not what was kept, as with another version of "
-                "TensorFlow or another device."
+                "the repeated draws differ from the kept memory, as with another "
+                "version of TensorFlow or another device."
             )
         for _ in range(made, steps):
             again()
@@ -226,11 +227,12 @@ class MatrixNoise:
 
         Args:
           shapes: static shapes, the same in every step.
-          stddevs: of independent noise, a number or a scalar tensor for each.
+          stddevs: the standard deviations of independent noise, a number or a scalar
+            tensor for each.
           dtypes: a floating type for each; float32 by default.
 
         Raises:
-          ValueError: if the shapes are others than before.
+          ValueError: if the shapes differ from the shapes of earlier steps.
         """
         dtypes = [tf.as_dtype(t) for t in dtypes or [tf.float32] * len(shapes)]
         kinds = [t if t.size >= 4 else tf.float32 for t in dtypes]
@@ -246,7 +248,7 @@ class MatrixNoise:
     ) -> list[tf.Tensor]:
         """The noise of the next step, times the scales."""
         self._check_shapes(shapes, kinds)
-        # One for each coordinate, drawn at once.
+        # Stddev 1 for every coordinate; all coordinates are drawn at once.
         one = tf.ones([])
 
         def draw():
@@ -272,8 +274,8 @@ class MatrixNoise:
             for shape, kind in zip(shapes, kinds, strict=True)
         ]:
             raise ValueError(
-                "Correlated noise was made for other variables: those of one step must "
-                "be those of all. Use a new optimizer for another model, or after "
+                "Correlated noise was made for other variables: all steps must have "
+                "the same variables. Use a new optimizer for a new model, or after "
                 "layers were frozen."
             )
 
@@ -296,7 +298,7 @@ class MatrixNoise:
 
 
 def _check_secret(secret: Any, hardened: bool) -> None:
-    """Raises if it is not what `MatrixNoise.secret` gives."""
+    """Raises if `secret` is no result of `MatrixNoise.secret`."""
     names = {"source", "hardened", "shapes", "kinds", "made", "kept"}
     if not isinstance(secret, Mapping) or set(secret) != names:
         raise ValueError("it is no secret of correlated noise.")

@@ -1,20 +1,20 @@
 """Seeds of 128 bits, and random numbers from them with no bit of a seed lost.
 
-The framework's own ways lose bits. `stateless_fold_in` leaves 32, if the number that it
-folds in is an int32. The `stateless_*` functions keep the 128 bits of an int64 seed in
-plain graphs alone: XLA's generator of choice reads half of them, and for Philox, XLA
-mixes them into 64. Whoever can go through what is left can subtract the noise. So the
+The framework's own functions lose bits. `stateless_fold_in` leaves 32 bits, if it folds
+in an int32. The `stateless_*` functions keep the 128 bits of an int64 seed only in
+plain graphs: XLA's default generator reads half of them, and for Philox, XLA mixes them
+into 64. An attacker who can enumerate the remaining bits can subtract the noise. So the
 generator is named here, and its key and counter are given in full.
 
 *Formal guarantees*
 
 * `derive` is, for each purpose, a permutation of the 2^128 seeds, and so is the step
-  from a seed to a key and counter: Philox 4x32-10 with a public key, of which the seed
-  is the counter. Two seeds are never taken for one.
-* Purposes have keys of their own, and so have the streams: seeds that are derived for
-  different purposes, and the stream of a seed and seeds derived from it, are unrelated
-  as far as Philox is a good generator. It is not cryptographic, and whoever knows a
-  derived seed can compute the one it came from.
+  from a seed to a key and counter: Philox 4x32-10 with a public key, and the seed as
+  the counter. No two seeds give the same result.
+* Each purpose has its own key, and so has the stream: seeds that are derived for
+  different purposes, and the stream of a seed and seeds derived from the seed, are
+  unrelated as far as Philox is a good generator. Philox is not cryptographic: from a
+  derived seed, the original seed can be computed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DERIVED, _STREAM = 0x64657269, 0x73747265
 
 
 def derive(seed: tf.Tensor, purpose: int | tf.Tensor) -> tf.Tensor:
-    """A seed for one of several uses of `seed`; all its bits matter.
+    """A seed for a use of `seed`; all bits of `seed` matter.
 
     Args:
       seed: int64 `[2]`.
@@ -58,10 +58,10 @@ def uniform(shape: list, seed: tf.Tensor, dtype: tf.DType = tf.float32) -> tf.Te
 
 
 def words(count: int, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
-    """The first 32-bit words of a stream whose key and counter are given in full.
+    """The first 32-bit words of a stream with a fully given key and counter.
 
     Args:
-      count: how many.
+      count: the number of words.
       key: uint64 `[1]`.
       counter: uint64 `[2]`, the lower half first.
 
@@ -87,7 +87,7 @@ def normal(shape: list, seed: tf.Tensor) -> tf.Tensor:
 def key_and_counter(seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Philox's key and first counter, of a stream of 2^64 blocks of four words."""
     words = tf.bitcast(_permuted(seed, _STREAM, 0), tf.uint64)
-    # The lower half of the counter, which comes first, is what blocks count in.
+    # Blocks are counted in the lower half of the counter, which comes first.
     return words[:1], tf.stack([tf.zeros([], tf.uint64), words[1]])
 
 
@@ -101,8 +101,8 @@ def _permuted(seed, domain, purpose):
     if seed.dtype != tf.int64 or seed.shape != [2]:
         raise ValueError(
             f"seed must be int64 of shape [2], got {seed.dtype.name} of shape "
-            f"{seed.shape}: a narrower one does not have 128 bits. Make it with "
-            "tf.cast(seed, tf.int64) if it has fewer for a reason."
+            f"{seed.shape}: a narrower seed does not have 128 bits. Make it with "
+            "tf.cast(seed, tf.int64) if fewer bits are intended."
         )
     if isinstance(purpose, int):
         if not 0 <= purpose < 2**32:
@@ -120,7 +120,7 @@ def _permuted(seed, domain, purpose):
             )
         purpose = tf.cast(tf.bitcast(purpose, tf.uint32), tf.uint64)
         key = tf.constant([domain << 32], tf.uint64) + purpose
-    # One block of the generator, whose counter is the seed.
+    # A single block of the generator, with the seed as the counter.
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[2],
         key=key,

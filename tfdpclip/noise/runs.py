@@ -1,4 +1,4 @@
-"""Correlated noise of a run: which matrix, for how many steps, of which records."""
+"""Correlated noise of a run: the matrix, the steps, and the scheme of the records."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tfdpclip.noise.steps import stream_of
 from tfdpclip.sampling import schemes
 from tfdpclip.sampling.base import SamplingScheme
 
-# Of useful matrices no coefficient of the inverse is above 1.
+# Useful matrices have no coefficient of the inverse above 1.
 _MOST_WEIGHT, _LOOKED_AT = 100.0, 10_000
-# Of a matrix that is not of the library, so many steps are tried.
+# The number of steps in the test of a user's own matrix.
 _TRIED = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class CorrelatedNoise:
-    """The noise of a run: a matrix, for so many steps, of records drawn so.
+    """The noise of a run: a matrix, the number of steps, and the drawing of records.
 
         scheme = dpc.sampling.MinSeparation(60_000, 500)
         noise = dpc.CorrelatedNoise(
@@ -34,17 +34,18 @@ class CorrelatedNoise:
     *Formal guarantees*
 
     * With noise of standard deviation z s(C) C_t (C^-1 Z)_t on a sum that is clipped to
-      C_t, all steps together are one Gaussian mechanism of noise multiplier z, if
+      C_t, all steps together are a Gaussian mechanism of noise multiplier z, if
       records are drawn by `sampling` (docs/guarantees.md has the proof).
     * After `steps` steps another matrix begins with fresh noise, and is accounted for.
 
     Attributes:
-      matrix: C, one of `tfdpclip.correlated`.
-      steps: For how many steps.
-      sampling: The scheme that draws the records; it says how often one takes part.
+      matrix: C, a matrix of `tfdpclip.correlated`.
+      steps: the number of steps.
+      sampling: the scheme that draws the records, and decides how often a record takes
+        part.
 
     Raises:
-      ValueError: If the matrix does not fit the scheme.
+      ValueError: if the matrix does not fit the scheme.
 
     >>> from tfdpclip import sampling
     >>> scheme = sampling.MinSeparation(1000, 100)
@@ -73,7 +74,7 @@ class CorrelatedNoise:
         steps = _arguments.integer("steps", self.steps, 1)
         object.__setattr__(self, "sampling", scheme)
         object.__setattr__(self, "steps", steps)
-        stream_of(self.matrix)  # Refuses what cannot be made step by step.
+        stream_of(self.matrix)  # Raises if no step of the matrix is known.
         if not math.isfinite(self.sensitivity):
             raise ValueError(f"{self.matrix} has no finite sensitivity.")
         if _arguments.foreign(self.matrix, correlated.NoiseMatrix):
@@ -89,14 +90,14 @@ class CorrelatedNoise:
                 )
 
     def _try_matrix(self) -> None:
-        """Raises if a matrix that is somebody's code contradicts itself.
+        """Raises if a user's own matrix contradicts itself.
 
-        Of the library's own, tests know all of this.
+        Tests cover the same for the library's matrices.
         """
         if not dataclasses.is_dataclass(type(self.matrix)):
             raise ValueError(
                 f"matrix={_arguments.shown(self.matrix)} must be a dataclass, so that "
-                "one matrix can be told from another: @dataclasses.dataclass("
+                "matrices can be told apart: @dataclasses.dataclass("
                 f"frozen=True) before class {type(self.matrix).__name__}."
             )
         steps = min(self.steps, _TRIED)
@@ -108,9 +109,9 @@ class CorrelatedNoise:
         if not np.allclose(noising @ strategy, np.eye(steps), atol=1e-6):
             fault = "noising(n) @ strategy(n) is not the identity"
         elif square and not np.allclose(longer[:steps, :steps], strategy, atol=1e-6):
-            fault = "strategy of more steps begins in another way"
+            fault = "strategy(n) changes its first entries with n"
         elif not np.allclose(_streamed(self.matrix, steps), noising, atol=1e-6):
-            fault = "stream() is not what noising(n) says"
+            fault = "stream() differs from noising(n)"
         else:
             separation = self.sampling.participation(self.steps).separation
             most = self.sampling.participation(self.steps).most(steps)
@@ -123,21 +124,21 @@ class CorrelatedNoise:
                 )
         if fault is not None:
             raise ValueError(
-                f"matrix={self.matrix} breaks what every noise matrix must keep: "
-                f"{fault} (of {steps} steps). correlated.Toeplitz(column) makes one of "
-                "coefficients of your own."
+                f"matrix={self.matrix} breaks a guarantee of noise matrices: "
+                f"{fault} (of {steps} steps). correlated.Toeplitz(column) makes a "
+                "matrix of coefficients of your own."
             )
 
     @functools.cached_property
     def sensitivity(self) -> float:
-        """s(C): how far one record moves C x, if it is clipped to norm 1."""
+        """s(C): the largest move of C x by a record that is clipped to norm 1."""
         return self.matrix.sensitivity(
             self.steps, self.sampling.participation(self.steps)
         )
 
     @property
     def of_a_phase(self) -> dict[str, Any]:
-        """What a ledger's phase is told of it."""
+        """The arguments of a ledger's phase for this noise."""
         return {"noise": self.matrix, "horizon": self.steps}
 
     @functools.cached_property
@@ -160,7 +161,7 @@ class CorrelatedNoise:
         """The noise that `to_dict` described.
 
         Raises:
-          ValueError: If the settings are of something else.
+          ValueError: if the settings do not describe correlated noise.
         """
         if not isinstance(settings, Mapping) or set(settings) != {
             "matrix",
@@ -179,7 +180,7 @@ class CorrelatedNoise:
 
 
 def _streamed(matrix: correlated.NoiseMatrix, steps: int) -> np.ndarray:
-    """What the stream makes of each draw, `[steps, draws]`."""
+    """The coefficients of the stream's noise on each draw, `[steps, draws]`."""
     stream = matrix.stream()
     units = iter(np.eye(sum(stream.draws(step) for step in range(steps))))
     return np.array([stream.next(lambda: next(units)) for _ in range(steps)])
@@ -193,7 +194,7 @@ def as_run(noise: Any, noise_multiplier: Any) -> CorrelatedNoise | None:
       noise_multiplier: z, or a schedule of it.
 
     Raises:
-      ValueError: if it is something else, or z follows a schedule.
+      ValueError: if `noise` is of a further type, or z follows a schedule.
     """
     if noise is None:
         return None
@@ -202,7 +203,7 @@ def as_run(noise: Any, noise_multiplier: Any) -> CorrelatedNoise | None:
         run = CorrelatedNoise.from_dict(noise)
     if callable(noise_multiplier):
         raise ValueError(
-            "noise_multiplier must be a number with correlated noise: one matrix has "
-            "one, for all of its steps."
+            "noise_multiplier must be a number with correlated noise: a matrix has the "
+            "same noise multiplier in all of its steps."
         )
     return run

@@ -1,6 +1,6 @@
-"""One step of correlated noise in graphs: what is kept, and what a step makes of it.
+"""A step of correlated noise in graphs: from the memory to noise and the next memory.
 
-`tfdpclip.correlated.streams` has the same in NumPy, and what each of them is.
+`tfdpclip.correlated.streams` has the same steps in NumPy, and explains each stream.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from tfdpclip import correlated
 from tfdpclip._devices import in_xla, on_cpus
 from tfdpclip.correlated import streams
 
-# Of a tensor, so many coordinates tell whether draws are the same as before: others
-# are farther away in one of 10^3 cases, for each of them and each that is kept.
+# This many coordinates of a tensor tell whether draws are repeated: different draws are
+# as near in one of 10^3 cases, for each of these coordinates and each kept vector.
 _LOOKED_AT, _NEAR = 8, 1e-3
-# Of so many coordinates a step is compiled, on CPUs: a loop over the coordinates reads
-# what is kept once or twice, ten operations several times.
+# From this many coordinates on, a step is compiled on CPUs: a loop over the coordinates
+# reads the memory once or twice, ten separate operations read it several times.
 _COMPILED_FROM = 2**16
 
 
 class HeldTensor:
-    """What a variable is to a step, for graphs that have none: written to, then read.
+    """A replacement of a variable for a step in a graph without variables.
 
     Args:
-      value: what the variable would hold.
+      value: the first value.
     """
 
     def __init__(self, value: tf.Tensor):
         self._value = value
 
     def read_value(self) -> tf.Tensor:
-        """What it holds now."""
+        """The present value."""
         return self._value
 
     def assign(self, value: tf.Tensor) -> None:
-        """Holds something else."""
+        """Replaces the value."""
         self._value = value
 
     def scatter_update(self, rows: tf.IndexedSlices) -> None:
-        """Holds other values in some rows."""
+        """Replaces some rows of the value."""
         places = rows.indices[:, tf.newaxis]
         self._value = tf.tensor_scatter_nd_update(self._value, places, rows.values)
 
 
 class KeptStream:
-    """What the noise of one tensor needs of the steps before.
+    """The memory of earlier steps for the noise of a tensor.
 
     Args:
-      stream: of the matrix.
+      stream: the stream of the matrix.
       kept: a variable, or a `HeldTensor`, of `rows_kept` rows.
     """
 
@@ -59,28 +59,28 @@ class KeptStream:
         self.stream, self.kept = stream, kept
         value = kept.read_value()
         self.shape, self.dtype = value.shape[1:], value.dtype
-        # Worth the time that compiling takes; code that XLA compiles as a whole is. A
-        # function writes to variables only.
+        # Compiling pays for large tensors. If XLA compiles all of the step anyway, the
+        # memory is a `HeldTensor`; and a function can only write to variables.
         large = self.shape.num_elements() >= _COMPILED_FROM
         self.compiled = large and on_cpus() and not isinstance(kept, HeldTensor)
 
-    def some(self) -> np.ndarray:
-        """What is kept of some coordinates. Not for use in graphs."""
+    def probe(self) -> np.ndarray:
+        """The memory of a few coordinates. Not for use in graphs."""
         size = self.shape.num_elements()
         places = np.linspace(0, size - 1, min(size, _LOOKED_AT)).astype(int)
         flat = tf.reshape(self.kept.read_value(), [-1, size])
         return tf.gather(flat, places, axis=1).numpy().astype(float)
 
-    def is_like(self, before: Any) -> bool:
-        """Whether what is kept is what `some` gave before, to rounding."""
-        now, before = self.some(), np.asarray(before, float)
+    def matches(self, before: Any) -> bool:
+        """Whether the memory equals an earlier result of `probe`, up to rounding."""
+        now, before = self.probe(), np.asarray(before, float)
         return now.shape == before.shape and bool(
             np.all(np.abs(now - before) <= _NEAR * (1 + np.abs(before)))
         )
 
 
 def rows_kept(stream: Any, steps: int) -> int:
-    """How many vectors as long as the noise are kept between steps; 1 at least."""
+    """How many vectors of the noise's length are kept between steps; at least 1."""
     count = stream.buffers
     if isinstance(stream, streams.TreeSums):
         # A level for each power of 2 up to the steps, and the last prefix sum.
@@ -94,7 +94,7 @@ Draw = Callable[[], list[tf.Tensor]]
 def advance(
     kept: list[KeptStream], step: tf.Tensor, draw: Draw, scales: list[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """The noise of a step, each part times its scale; moves what is kept on."""
+    """The noise of a step, each part times its scale; moves the memory on."""
     stream = kept[0].stream
     if isinstance(stream, streams.TreeSums):
         noise = _tree(kept, step, draw)
@@ -108,7 +108,7 @@ def advance(
 
 def _buffered(kept: KeptStream, step, fresh, factor) -> tf.Tensor:
     """w = z - sum_i scale_i s_i; s_i = decay_i s_i + w."""
-    # What is kept of an earlier matrix is finite, and counts for nothing.
+    # The memory of an earlier matrix is finite, and has weight 0.
     goes_on = tf.cast(step > 0, kept.dtype)
     scale, decay = (
         goes_on * tf.constant(part, kept.dtype)
@@ -127,7 +127,7 @@ def _plain_buffered(kept, scale, decay, fresh):
 
 
 def _banded(kept: KeptStream, step, fresh, factor) -> tf.Tensor:
-    """The last noises (or draws), in a ring, with a coefficient each."""
+    """Weighs the last noises (or draws) in a ring, each by its coefficient."""
     stream = kept.stream
     solved = isinstance(stream, streams.Recursive)
     column = stream.coefficients if solved else stream.weights
@@ -137,8 +137,8 @@ def _banded(kept: KeptStream, step, fresh, factor) -> tf.Tensor:
     count = len(rest)
     weights = tf.zeros([1], kept.dtype)
     if count:
-        # The one of k steps ago is at (step - k) modulo the length of the ring. What is
-        # of an earlier matrix is finite, and counts for nothing.
+        # The noise of k steps ago is at (step - k) modulo the length of the ring. The
+        # memory of an earlier matrix is finite, and has weight 0.
         age = (step - 1 - tf.range(count)) % count + 1
         weights = tf.gather(tf.constant(rest, kept.dtype), age - 1)
         weights = tf.where(age <= step, weights, tf.zeros([], kept.dtype))
@@ -149,7 +149,7 @@ def _banded(kept: KeptStream, step, fresh, factor) -> tf.Tensor:
     if not count:
         return scaled
     newest, place = noise if solved else fresh, step % count
-    # Not in there: XLA would copy all that is kept.
+    # The update is not compiled: XLA would copy the whole memory.
     with tf.control_dependencies([noise]):
         kept.kept.scatter_update(
             tf.IndexedSlices(newest[tf.newaxis], place[tf.newaxis])
@@ -165,8 +165,8 @@ def _plain_banded(kept, weights, first, fresh, factor):
 def _weighted(weights: tf.Tensor, parts: tf.Tensor) -> tf.Tensor:
     if not in_xla():
         return tf.tensordot(weights, parts, 1)
-    # One loop over the coordinates, on all cores; a product with a vector is made by
-    # one of them, and takes four times as long.
+    # A single loop over the coordinates, on all cores; XLA computes a product with a
+    # vector on a single core, which takes four times as long.
     return sum(weights[i] * parts[i] for i in range(parts.shape[0]))
 
 
@@ -175,14 +175,14 @@ _compiled_banded = tf.function(_plain_banded, jit_compile=True, autograph=False)
 
 
 def _tree(kept: list[KeptStream], step: tf.Tensor, draw: Draw) -> list[tf.Tensor]:
-    """Differences of prefix sums, whose nodes are kept by level; see `TreeSums`."""
+    """Differences of prefix sums, with tree nodes kept by level; see `TreeSums`."""
     stream = kept[0].stream
     levels = kept[0].kept.read_value().shape[0] - 1
     before = [k.kept.read_value() for k in kept]
     estimates, carried = draw(), tf.constant(True)
     top = tf.zeros([], tf.int32)
     for level in range(levels - 1):
-        # Of tensors of a plain graph, `==` asks whether they are the same object.
+        # For tensors of a plain graph, `==` compares the objects, not the values.
         carried = tf.logical_and(carried, tf.equal(step // 2**level % 2, 1))
         share = stream._share(level + 1)
 
@@ -194,7 +194,7 @@ def _tree(kept: list[KeptStream], step: tf.Tensor, draw: Draw) -> list[tf.Tensor
 
         estimates = tf.cond(carried, merged, lambda parts=estimates: list(parts))
         top += tf.cast(carried, tf.int32)
-    # Of the next prefix, of step + 1 steps: the levels below `top` are merged.
+    # The next prefix has step + 1 steps: the levels below `top` are merged.
     index = np.arange(levels, dtype=np.int32)
     part_of = tf.logical_and(
         tf.equal((step + 1) // 2**index % 2, 1), tf.not_equal(index, top)
@@ -225,6 +225,6 @@ def stream_of(matrix: correlated.NoiseMatrix) -> streams.Stream:
     if not isinstance(stream, known):
         raise ValueError(
             f"matrix makes its noise by {type(stream).__name__}, which is not known "
-            "in graphs; use one of tfdpclip.correlated."
+            "in graphs; use a matrix of tfdpclip.correlated."
         )
     return stream

@@ -1,13 +1,13 @@
-"""Gaussian noise in one compiled loop: generator, transform and scale.
+"""Gaussian noise in a compiled loop: generator, transform and scale.
 
-The framework draws words with one operation and transforms them with a dozen others,
-each of which reads and writes the whole array. Here XLA makes one vectorised loop of
-all of it, which takes about a third of the time on a CPU.
+The framework draws words by an operation and transforms them by a dozen operations,
+each of which reads and writes the whole array. Here XLA makes a single vectorised loop,
+which takes about a third of the time on a CPU.
 
 The generator is Threefry 2x32-20 under a key for each draw, which comes from Philox
 4x32-10, the framework's own (both are of Salmon, Moraes, Dror and Shaw 2011, "Parallel
-random numbers: as easy as 1, 2, 3"). Threefry adds, turns and xors words of 32 bits, of
-which a processor does twice as many at a time as of the products of 64 bits in Philox.
+random numbers: as easy as 1, 2, 3"). Threefry adds, turns and xors words of 32 bits; a
+processor computes twice as many of these at a time as 64-bit products of Philox.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import tensorflow as tf
 from tfdpclip._devices import in_xla
 from tfdpclip.noise import philox
 
-# Not the stream of anything else that is drawn with the same key.
+# Keeps this stream apart from every further stream with the same key.
 _DOMAIN = 0x746664_70636C6970
 
 # How far Threefry turns its second word, in turn, and the constant in its key.
 _TURNS, _PARITY = ((13, 15, 26, 6), (17, 29, 16, 24)), 0x1BD11BDA
-# Blocks of a draw in a row: a table of one row and one of the rows' numbers stay in the
-# nearest cache, where one of all numbers would be as long as a quarter of the noise.
+# Pairs of a draw in a row: a table of a row and a table of the row numbers stay in the
+# nearest cache; a table of all pairs would be as long as a quarter of the noise.
 _ROW = 256
 
-# Of sin(pi r) / r and cos(pi r) in r^2, least relative errors on |r| <= 1/4: 3.2e-9
-# and 3.3e-8, where float32 rounds by 6e-8.
+# Polynomials in r^2 of sin(pi r) / r and cos(pi r), with the least relative errors on
+# |r| <= 1/4: 3.2e-9 and 3.3e-8, where float32 rounds by 6e-8.
 _SINE = (3.1415926434166805, -5.167707681865394, 2.5497610485864435, -0.58901220950996)
 _COSINE = (0.9999999673862839, -4.934786649424108, 4.05751914703107, -1.30550923344104)
 
@@ -72,7 +72,7 @@ def _polynomial(coefficients, x):
 
 
 def _flip(value, bit):
-    """`value`, with the other sign where bit 1 of `bit` is set."""
+    """`value`, with its sign changed where bit 1 of `bit` is set."""
     sign = tf.bitwise.left_shift(tf.bitwise.bitwise_and(bit, 2), 30)
     return tf.bitcast(
         tf.bitwise.bitwise_xor(tf.bitcast(value, tf.int32), sign), tf.float32
@@ -80,9 +80,9 @@ def _flip(value, bit):
 
 
 def cosine_and_sine(half_turns: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Of pi times a float32 in [-1, 1], to within 1.5e-7.
+    """The cosine and sine of pi times a float32 in [-1, 1], to within 1.5e-7.
 
-    The framework's own are calls for one number at a time, in compiled code.
+    In compiled code, the framework's own functions are calls for each number.
     """
     quarter = tf.round(2 * half_turns)
     rest = half_turns - 0.5 * quarter
@@ -99,18 +99,18 @@ def cosine_and_sine(half_turns: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def uniform_and_angle(
     first: tf.Tensor, second: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """What the Box-Muller transform takes, from two random int32 for each pair.
+    """The arguments of the Box-Muller transform, from two random int32 for each pair.
 
     Returns:
-      u in (0, 1), of which the radius is sqrt(-2 log u), and the angle in half turns.
-      How far samples reach depends on the least u, so u gets all bits there are: 31
-      bits of `first` and the 8 low bits of `second`, which float32 could not keep in
-      the angle anyway: u >= 2^-40. Angles are odd multiples of 2^-24, and u < 1, so
-      that no sample is exactly 0.
+      u in (0, 1), with the radius sqrt(-2 log u), and the angle in half turns. The
+      least u decides how far samples reach, so u gets all available bits: 31 bits of
+      `first` and the 8 low bits of `second`, which float32 could not keep in the angle:
+      u >= 2^-40. Angles are odd multiples of 2^-24, and u < 1, so that no sample is
+      exactly 0.
     """
     whole = tf.cast(tf.bitwise.bitwise_and(first, 2**31 - 1), tf.float32)
     fraction = tf.cast(tf.bitwise.bitwise_and(second, 0xFF), tf.float32)
-    # Below 1 also where the sum rounds up, so that no radius is 0.
+    # The scale keeps u below 1 where the sum rounds up, so that no radius is 0.
     scale = 2.0**-31 * (1 - 2.0**-24)
     uniform = (whole + (fraction * 2.0**-8 + 2.0**-9)) * scale
     # Exact in float32: 24 bits and a sign.
@@ -119,7 +119,7 @@ def uniform_and_angle(
 
 
 def two_normals(first, second, stddev):
-    """The Box-Muller transform of two words in uint32, by `stddev`."""
+    """The Box-Muller transform of two uint32 words, times `stddev`."""
     first, second = (tf.bitcast(word, tf.int32) for word in (first, second))
     uniform, angle = uniform_and_angle(first, second)
     radius = stddev * tf.sqrt(-2.0 * tf.math.log(uniform))
@@ -128,7 +128,7 @@ def two_normals(first, second, stddev):
 
 
 def secrets_of(state: tf.Tensor) -> tf.Tensor:
-    """What one draw is made with: eight uint32, which are two blocks of Philox.
+    """The secret words of a draw: eight uint32, which are two blocks of Philox.
 
     Args:
       state: int64 `[3]`: counter and key of the framework's generator, which has set
@@ -151,15 +151,15 @@ def _pairs(scaled, standard, secrets, stddev):
     return two_normals(xor(first, mask0), xor(second, mask1), stddev)
 
 
-# XLA computes an output element by element, and would run the generator for each of two
-# anew: a pair leaves as one number.
+# XLA computes an output element by element, and would run the generator again for each
+# of two outputs: a pair leaves the loop as a single complex number.
 _compiled_pairs = tf.function(
     lambda *draw: tf.complex(*_pairs(*draw)), jit_compile=True, autograph=False
 )
 
 
 def _packed(low, high):
-    """Two float32 in the bits of one float64."""
+    """Two float32 in the bits of a float64."""
     low, high = (
         tf.cast(tf.bitcast(part, tf.uint32), tf.uint64) for part in (low, high)
     )
@@ -170,15 +170,15 @@ def _packed(low, high):
 def normals(
     count: int, standard: int, state: tf.Tensor, stddev: tf.Tensor
 ) -> tf.Tensor:
-    """Independent samples of N(0, stddev^2), and some of N(0, 1), in float32.
+    """Independent samples of N(0, stddev^2), then samples of N(0, 1), in float32.
 
     Args:
-      count: how many of the former, an even number; at most 2^32 together.
-      standard: how many of the latter, which follow; an even number.
+      count: how many samples of N(0, stddev^2), an even number; `count` + `standard` is
+        at most 2^32.
+      standard: how many samples of N(0, 1), an even number.
       state: int64 `[3]`, which must never be the same for two draws; see `secrets_of`.
-        Of the eight words that it gives, the first two are the draw's key. Pair i has
-        the counter (i + fourth, third), and its words are xored with the fifth and
-        sixth.
+        Of its eight secret words, the first two are the draw's key. Pair i has the
+        counter (i + fourth, third), and its words are xored with the fifth and sixth.
       stddev: a float32 scalar.
 
     Returns:

@@ -27,8 +27,8 @@ from tfdpclip.clipping.bounds import (
     Trial,
     as_double,
     first_states,
+    format_state,
     groups_of,
-    in_words,
 )
 from tfdpclip.testing import rule_graphs
 
@@ -210,7 +210,7 @@ def _states(rule: ClipRule, draw: np.random.Generator) -> Iterator[Any]:
                     raise AssertionError(
                         f"the state is not finite in steps {start + 1} to {end} of "
                         f"fractions {shown(course[start:].tolist())}; it ends as "
-                        f"{in_words(state)}"
+                        f"{format_state(state)}"
                     )
                 yield state
 
@@ -246,8 +246,8 @@ def _check_state(first: Any, state: Any, fractions: tf.Tensor) -> None:
         tf.nest.assert_same_structure(first, state)
     except (TypeError, ValueError):
         raise AssertionError(
-            f"the state is {in_words(state)} {where}, with a different structure than "
-            f"{in_words(first)}"
+            f"the state is {format_state(state)} {where}, of another structure than "
+            f"{format_state(first)}"
         ) from None
     for old, new in zip(tf.nest.flatten(first), tf.nest.flatten(state), strict=True):
         old, new = tf.convert_to_tensor(old), tf.convert_to_tensor(new)
@@ -257,7 +257,9 @@ def _check_state(first: Any, state: Any, fractions: tf.Tensor) -> None:
                 f"and was {old.dtype.name} {list(old.shape)} at first"
             )
         if not np.isfinite(as_double(new)).all():
-            raise AssertionError(f"the state is {in_words(state)} {where}: not finite")
+            raise AssertionError(
+                f"the state is {format_state(state)} {where}: not finite"
+            )
 
 
 def _check_bounded(
@@ -312,7 +314,7 @@ def _check_reports(rule: ClipRule, states: list[Any]) -> None:
         if clip_norm.shape.rank != 0 or not (np.isfinite(value) and value >= 0):
             raise AssertionError(
                 f"clip_norm(state) is {shown(value.tolist())} in state "
-                f"{in_words(state)}; it must be one finite number, 0 or above"
+                f"{format_state(state)}; it must be one finite number, 0 or above"
             )
         if rule.threshold != "record":
             continue
@@ -388,7 +390,7 @@ def _check_elementwise(rule: ClipRule, groups: int, draw: np.random.Generator) -
                 raise AssertionError(
                     f"it says that it is elementwise, but {method} of {groups} groups "
                     "together differs from separate groups, in state "
-                    f"{in_words(spread)}"
+                    f"{format_state(spread)}"
                 )
         for method in ("sensitivity", "clip_norm"):
             wanted = [float(getattr(rule, method)(state)) for state in alone]

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdpclip._arguments import shown
 from tfdpclip.clipping import ClipRule
-from tfdpclip.clipping.bounds import ROUNDING, UNALIGNED, Trial, groups_of, in_words
+from tfdpclip.clipping.bounds import ROUNDING, UNALIGNED, Trial, format_state, groups_of
 from tfdpclip.gradients.graph import ops
 
 # Ops that are stateful because of their bodies, which are checked separately; and
@@ -74,7 +74,7 @@ def check_pure(rule: ClipRule, states: list[Any]) -> None:
     for one, two in zip(before, after, strict=True):
         if not np.array_equal(one, two, equal_nan=True):
             raise AssertionError(
-                f"the same norms in the same state, {in_words(state)}, give "
+                f"the same norms in the same state, {format_state(state)}, give "
                 f"{shown(two.tolist())} after {shown(one.tolist())} at first: a rule "
                 "is a pure function"
             )
@@ -147,7 +147,7 @@ def _check_bound(found: list[np.ndarray], norms: np.ndarray, state: Any) -> None
         index = tuple(np.argwhere(~good)[0])
         raise AssertionError(
             f"a record of norm {norms[index]!r} gets weight {weights[index]!r} under "
-            f"XLA, in state {in_words(state)}; the sensitivity is "
+            f"XLA, in state {format_state(state)}; the sensitivity is "
             f"{shown(sensitivity.tolist())}"
         )
 
@@ -161,7 +161,8 @@ def _compare(wanted: list, found: list, where: str, state: Any) -> None:
         if not close:
             raise AssertionError(
                 f"{where}, it gives {shown(two.tolist())} and not "
-                f"{shown(one.tolist())} as in eager code, in state {in_words(state)}"
+                f"{shown(one.tolist())} as in eager code, in state "
+                f"{format_state(state)}"
             )
 
 

@@ -1,13 +1,13 @@
-"""Gradients of all examples by one use of a variable, without building them.
+"""Gradients of all examples by a use of a variable, without building them.
 
-Comes in: what one op gives to a variable's gradient (its input and the gradient at its
-output). Goes out: a `Form` (`base_form.py`) with two answers: the squared norm of every
-example's gradient, `[B]`, and their sum under weights `[B]`.
+Comes in: the input of an op that uses the variable, and the gradient at its output.
+Goes out: a `Form` (`base_form.py`) with two results: the squared norm of every
+example's gradient, `[B]`, and the sum of the gradients under weights `[B]`.
 
-One file is one form: `outer` (contractions), `convolution` with `geometry`, `lookup`
-(tables), `recurrences` (fused cells), `perturbation` and `whole` (around other forms);
-`records` clips and sums the forms of all variables; `floors` bounds from below the
-norms that rounding could make too small.
+Each file has a form: `outer` (contractions), `convolution` with `geometry`, `lookup`
+(tables), `recurrences` (fused cells), `perturbation` and `whole` (around further
+forms); `records` clips and sums the forms of all variables; `floors` bounds from below
+the norms that rounding could make too small.
 
 Invariant: squared norms are never below the truth by more than the floor allows, and
 sums equal the sum of explicit gradients.

@@ -1,8 +1,8 @@
 """Per-example gradients of one parameter use, in forms that avoid building them.
 
-A form knows the gradients g_1 ... g_B (one per example) of one parameter tensor at one
-op, and answers three questions: their squared norms, their weighted sum, and, for a
-few examples at a time, the gradients themselves. Everything is in float32 at least.
+A form knows the gradients g_1 ... g_B (one for each example) of a parameter tensor at
+an op, and gives three results: the squared norms, the weighted sum, and, for a few
+examples at a time, the gradients themselves. Everything is in float32 at least.
 
 Ghost norms and book-keeping at the level of ops: Li et al. (2022), Bu et al. (2023).
 """
@@ -24,25 +24,25 @@ class Form(abc.ABC):
     """The gradients of one use, for every example.
 
     Attributes:
-      shape: the static shape of one example's gradient, a list.
+      shape: the static shape of an example's gradient, a list.
       batch_size: B, a scalar int32 tensor.
     """
 
     shape: list[int]
     batch_size: tf.Tensor
-    # How many rows of what is saved belong to one example; None if unknown.
+    # How many rows of the saved tensors belong to an example; None if unknown.
     rows: int | None = 1
 
     @property
     @abc.abstractmethod
     def dtype(self) -> tf.DType:
-        """The type it computes in."""
+        """The type of the gradients."""
 
     def measured(self, budget: Budget) -> Measured:
-        """The norms, and what the weighted sum is then made of.
+        """The norms, and the tensors from which the weighted sum is then made.
 
-        Where it pays, and the budget has room for as long as the step lasts, gradients
-        that were built for the norms are kept for the sum.
+        Gradients that were built for the norms are kept for the sum, where that saves
+        work and the budget has room until the end of the step.
         """
         saved = self.saved()
 
@@ -54,7 +54,7 @@ class Form(abc.ABC):
 
     @abc.abstractmethod
     def squared_norms(self, budget: Budget) -> tf.Tensor:
-        """`[B]`, with nothing kept."""
+        """The squared norms, `[B]`; no gradient is kept for the sum."""
 
     @abc.abstractmethod
     def weighted_sum(self, weights: tf.Tensor) -> tf.Tensor:
@@ -62,7 +62,7 @@ class Form(abc.ABC):
 
     @abc.abstractmethod
     def part(self, start: tf.Tensor | int, size: tf.Tensor) -> Form:
-        """The same for examples start ... start + size - 1."""
+        """The form of examples start ... start + size - 1."""
 
     @abc.abstractmethod
     def gradients(self) -> tf.Tensor:
@@ -70,36 +70,36 @@ class Form(abc.ABC):
 
     @property
     def has_several_terms(self) -> bool:
-        """Whether an example's gradient is a sum, of which terms may cancel."""
+        """Whether an example's gradient is a sum of terms that may cancel."""
         return True
 
     @abc.abstractmethod
     def part_squares(self) -> tf.Tensor:
-        """`[B]`: the squares of the terms that are added up, whatever cancels."""
+        """`[B]`: the summed squares of each term, before any terms cancel."""
 
     def first_part_squares(self, count: tf.Tensor) -> tf.Tensor:
-        """The same for the first examples, `[count]`."""
+        """`part_squares` of the first examples, `[count]`."""
         return self.part(0, count).part_squares()
 
     @abc.abstractmethod
     def saved(self) -> list[tf.Tensor]:
-        """What `weighted_sum` reads: zeros in an example's rows make its gradient 0."""
+        """Tensors of `weighted_sum`; zeros in an example's rows zero its gradient."""
 
     @abc.abstractmethod
     def replaced(self, saved: list[tf.Tensor]) -> Form:
-        """The same with other values of what is `saved`."""
+        """This form with new values of the tensors of `saved`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Gradients whose norms are known, and what their weighted sum is made of.
+    """Squared norms of gradients, and the tensors that their weighted sum is made of.
 
     Attributes:
       squared_norms: `[B]`.
-      saved: what the sum reads: zeros in an example's rows make its gradient 0.
-      rows: how many rows of each of those are one example's; None where unknown.
+      saved: the tensors of the sum: zeros in an example's rows zero its gradient.
+      rows: for each saved tensor, how many rows an example has; None where unknown.
       weighted_sum: `weighted_sum(weights, saved)` is sum_i weights_i g_i, for weights
-        `[B]`, made of what is saved, or of what stands for it.
+        `[B]`, made of the saved tensors or of tensors in their place.
     """
 
     squared_norms: tf.Tensor
@@ -108,15 +108,16 @@ class Measured:
     weighted_sum: Callable[[tf.Tensor, list[tf.Tensor]], tf.Tensor]
 
 
-def kept(values: list[tf.Tensor], finish: Callable) -> Measured:
-    """Gradients that were built for their norms and are kept for the weighted sum.
+def keep_gradients(values: list[tf.Tensor], finish: Callable) -> Measured:
+    """Gradients that were built for the norms and are kept for the weighted sum.
 
-    Nothing else of the use is needed then, so that its input and the gradient at its
-    output can be freed.
+    The sum needs nothing else of the use, so the input of the op and the gradient at
+    its output can be freed.
 
     Args:
       values: tensors `[B, ...]` that hold the gradients' entries.
-      finish: turns their weighted sums, without the leading axis, into the gradient.
+      finish: turns the weighted sums of `values`, without the leading axis, into the
+        gradient.
     """
 
     def weighted_sum(weights, saved):
@@ -141,11 +142,11 @@ class Budget:
         self._reserved = 0.0
 
     def fits(self, bytes_per_example: float) -> bool:
-        """Whether the whole batch fits, for as long as one variable is looked at."""
+        """Whether the whole batch fits, while a single variable is processed."""
         return bytes_per_example * self.batch_size <= self.limit
 
     def reserve(self, bytes_per_example: float) -> bool:
-        """Takes room for the whole batch until the end of the step, if there is any."""
+        """Reserves room for the whole batch until the end of the step, if it fits."""
         wanted = self._reserved + bytes_per_example * self.batch_size
         if wanted > self.limit:
             return False
@@ -153,7 +154,7 @@ class Budget:
         return True
 
     def chunk(self, bytes_per_example: float) -> int:
-        """How many examples fit at once; at least one."""
+        """How many examples fit at once; at least 1."""
         return max(1, int(self.limit // max(1.0, bytes_per_example)))
 
 
@@ -165,7 +166,7 @@ def in_chunks(
     With a `width`, `compute` returns `[size, width]`.
 
     The last chunk is moved back to end with the batch, so that every chunk has the same
-    size, as XLA needs; what it computes twice is equal.
+    size, as XLA needs; the entries that are computed twice are equal.
     """
     size = tf.minimum(chunk, tf.maximum(batch_size, 1))
     count = tf.where(batch_size > 0, (batch_size + size - 1) // size, 0)
@@ -194,9 +195,9 @@ def sum_squares(tensor: tf.Tensor, axes: int | None = None) -> tf.Tensor:
     axes = list(range(rank - (rank - 1 if axes is None else axes), rank))
     if not axes:
         return tf.square(tensor)
-    if in_xla():  # Which fuses the two, and has no op for the norm.
+    if in_xla():  # XLA fuses the two ops, and has no op for the norm.
         return tf.reduce_sum(tf.square(tensor), axis=axes)
-    # One pass through memory, without a copy of the squares.
+    # The norm op passes through memory once, without a copy of the squares.
     return tf.square(tf.math.reduce_euclidean_norm(tensor, axis=vector(*axes)))
 
 
@@ -219,7 +220,7 @@ def merge_steps(
 
 
 def rows_per_example(tensor: tf.Tensor, batch_size: tf.Tensor) -> tf.Tensor:
-    """How many rows of axis 0 an example has; 1 if there are no examples."""
+    """How many rows of axis 0 belong to an example; 1 if there are no examples."""
     return tf.maximum(tf.shape(tensor)[0] // tf.maximum(batch_size, 1), 1)
 
 
@@ -230,13 +231,13 @@ def sum_weighted(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
         return tf.tensordot(weights, tensor, 1)
     rows = once(("row", weights.ref()), lambda: tf.reshape(weights, vector(1, -1)))
     if len(shape) == 1:
-        # Not given the static shape: of an empty batch, TensorFlow's own gradients can
-        # have another width, which nothing corrects, as the static shape hides it.
+        # `rows` keeps its dynamic shape: for an empty batch, TensorFlow's own gradients
+        # can have a wrong width, which a static shape would hide.
         return tf.squeeze(tf.matmul(rows, tensor), axis=0)
     flat = tf.reshape(tensor, vector(-1, math.prod(shape)))
     if in_xla() and on_cpus():
-        # Of one row alone the XLA of TensorFlow 2.14 writes a loop of its own, which
-        # takes eight times as long as the matrix product of two.
+        # For a single row the XLA of TensorFlow 2.14 writes a loop of its own, which
+        # takes eight times as long as the matrix product of two rows.
         rows = tf.concat([rows, tf.zeros_like(rows)], axis=0)
         return tf.reshape(tf.matmul(rows, flat)[0], vector(*shape))
     return tf.reshape(tf.matmul(rows, flat), vector(*shape))
@@ -253,7 +254,7 @@ def rows_where(kept: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
 
 
 def cut_rows(tensor: tf.Tensor, start, size) -> tf.Tensor:
-    if in_xla():  # Where ends that are not known are no slice; a size is.
+    if in_xla():  # XLA slices by a size; an unknown end is no slice.
         others = [0] * (tensor.shape.rank - 1)
         out = tf.slice(tensor, [start, *others], [size, *(-1 for _ in others)])
     else:
@@ -264,7 +265,7 @@ def cut_rows(tensor: tf.Tensor, start, size) -> tf.Tensor:
 
 
 def first_rows(tensor: tf.Tensor, count: tf.Tensor | None) -> tf.Tensor:
-    """So many rows of a tensor, or all."""
+    """The first `count` rows of a tensor, or all."""
     return tensor if count is None else _slice(tensor, 0, count)
 
 
@@ -277,10 +278,10 @@ class Explicit(Form):
 
     Args:
       values: `[B, *shape]`.
-      shape: the static shape of one gradient.
-      parts: gives the squares of the terms that `values` is the sum of, `[B]`, whatever
-        cancels; None where there is one term, or they are not known. Called where a
-        step is checked, only.
+      shape: the static shape of a gradient.
+      parts: gives the summed squares, `[B]`, of the terms of `values` before they
+        cancel; None where there is a single term, or the terms are not known. Called
+        only where a step is compared.
     """
 
     def __init__(

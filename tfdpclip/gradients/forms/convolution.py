@@ -1,4 +1,4 @@
-"""Per-example filter gradients of convolutions of one, two and three dimensions."""
+"""Per-example filter gradients of convolutions in 1, 2 and 3 dimensions."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from tfdpclip.gradients.forms.base_form import (
     Measured,
     cut_rows,
     in_chunks,
-    kept,
+    keep_gradients,
     merge_steps,
     rows_per_example,
     sum_squares,
 )
 from tfdpclip.gradients.forms.geometry import Geometry, size_of
 
-# Patches of few channels are cut fastest by a convolution with an identity filter,
-# whose cost grows with the square of the patch; those of many channels by gathering
-# rows (measured on CPU).
+# For few channels, the fastest way to cut patches is a convolution with an identity
+# filter, at a cost that grows with the square of the patch; for many channels, to
+# gather rows (measured on CPU).
 _SMALL_PATCH = 96
 _FEW_CHANNELS = 8
-# Patches of at most this size may be cut before they are needed, which is a little
-# faster.
+# Patches up to this size may be cut before they are needed, which is a little faster.
 _EARLY_BYTES = 2**24
 
 
@@ -36,7 +35,7 @@ class Convolution(Form):
     """g_i[offset] = sum over positions of big_i[position + offset] (outer) small_i.
 
     For a convolution `big` is the image and `small` the gradient at the output; for a
-    transposed convolution they change places.
+    transposed convolution `big` is the gradient and `small` the image.
 
     Args:
       big: `[B * rows, *image, C]`.
@@ -44,7 +43,7 @@ class Convolution(Form):
       geometry: the settings.
       shape: the filter's static shape.
       batch_size: B.
-      rows: the rows of one example, if known.
+      rows: the rows of an example, if known.
     """
 
     def __init__(self, big, small, geometry: Geometry, shape, batch_size, rows=None):
@@ -72,7 +71,7 @@ class Convolution(Form):
         return 64 if None in dims else math.prod(dims)
 
     def _patch(self) -> int:
-        """How many inputs a place of the output is made of."""
+        """How many inputs contribute to a place of the output."""
         return math.prod(self.geometry.kernel) * self.big.shape[-1]
 
     def _by_gram(self) -> bool:
@@ -97,7 +96,9 @@ class Convolution(Form):
             else:
                 products = [self._product(offset) for offset in self._offsets()]
                 finish = tf.stack
-            return kept(products, lambda sums: tf.reshape(finish(sums), self.shape))
+            return keep_gradients(
+                products, lambda sums: tf.reshape(finish(sums), self.shape)
+            )
 
     def squared_norms(self, budget: Budget) -> tf.Tensor:
         with self._not_early(budget):
@@ -109,9 +110,10 @@ class Convolution(Form):
             return self._chunked(Convolution._product_norms, memory, budget)
 
     def _not_early(self, budget: Budget) -> contextlib.AbstractContextManager:
-        """Patches of the image would be cut as soon as the forward pass gets there.
+        """Delays the cutting of large patches until the backward pass.
 
-        And be kept until the backward pass does.
+        TensorFlow would cut the patches as soon as the forward pass reaches the image,
+        and keep them until the backward pass.
         """
         few = 4 * self._positions() * self._patch() * budget.batch_size <= _EARLY_BYTES
         return tf.control_dependencies([] if few else [self.small])
@@ -144,12 +146,12 @@ class Convolution(Form):
         )
 
     def _product_norms(self):
-        # One offset at a time, so that only one product is alive.
+        # The products of the offsets are made in turn, so that only one is in memory.
         total = tf.zeros([self.batch_size], tf.float32)
         for offset in self._offsets():
             with tf.control_dependencies([total]):
                 total += tf.cast(sum_squares(self._product(offset)), tf.float32)
-        # The sum over the batch is not made of these products, but of their terms.
+        # The sum over the batch is made of the terms of these products.
         terms = self._rows_per_example() * math.prod(
             size_of(self.small, axis + 1) for axis in range(self.geometry.spatial)
         )
@@ -159,7 +161,7 @@ class Convolution(Form):
         return floors.gram_norms(self._patches(), self._flat_small())
 
     def part_squares(self):
-        # Of the outer product of patch and output gradient at each position.
+        # The squares of the outer product of patch and output gradient, by position.
         groups = self.geometry.groups
         if self.geometry.depthwise:
             groups = self.big.shape[-1]
@@ -174,7 +176,7 @@ class Convolution(Form):
             )
             for t in (big, small)
         )
-        # Summed over the places of a patch, one axis after the other.
+        # The sum over the places of a patch, axis by axis.
         sums = self._padded(big)
         for axis, places in enumerate(self.geometry.kernel):
             sums = tf.add_n([self._shift_axis(sums, axis, k) for k in range(places)])
@@ -264,7 +266,7 @@ class Convolution(Form):
         """`[B, U, kernel * C]`."""
         return tf.matmul(self._flat_small(), self._patches(), transpose_a=True)
 
-    # What a form answers.
+    # The methods of a form.
 
     def weighted_sum(self, weights):
         small = self.small * self._by_row(weights)

@@ -1,35 +1,35 @@
 """Norms that rounding cannot make too small.
 
 An example's gradient is often a sum of parts (positions of a sequence, places of an
-image, looked up tokens) that nearly cancel. Two things go wrong in float32 then.
+image, looked-up tokens) that nearly cancel. Then two things go wrong in float32.
 
-*The norm.* Where it comes from inner products of the parts, it is off by their
-rounding, which is relative to the parts and not to what is left of them.
+*The norm.* A norm made of inner products of the parts has a rounding error that is
+relative to the parts, and not to the small rest after they cancel.
 
-*The sum over the batch.* Where that is made of the parts of all examples at once, each
-of them is rounded relative to the parts. An example whose norm is tiny keeps a weight
-of 1 (or gets a larger one, where rules scale up), its huge parts meet everybody else's
-in one sum, and what does not cancel there is bounded by no clip norm.
+*The sum over the batch.* A sum made of the parts of all examples at once has a rounding
+error relative to the parts. An example of tiny norm keeps a weight of 1 (or gets a
+larger weight, where rules scale up), so its huge parts enter the sum together with the
+parts of all remaining examples, and no clip norm bounds the rest that does not cancel.
 
-So no norm that decides a weight is below a share of the root of the sum of the squares
-of its T parts, which grows with T:
+So no norm that decides a weight is below a share f of R_i, the root of the sum of the
+squares of the example's T parts, and f grows with T:
 
     n_i >= f R_i,    R_i^2 = sum_t |p_it|^2,    f = min(sqrt(T) / 32, 1 / 4).
 
-Terms that have nothing to do with each other have n = R, however many there are; only
-such as cancel are below. As w_i n_i <= C, the parts of a batch then have
-sqrt(sum_t |w_i p_it|^2) <= C / f for every example, and sum_t |w_i p_it| <= sqrt(T) C /
-f: the rounding of the sum over B examples is at most gamma max(32, 4 sqrt(T)) B C, that
-many times what it is for examples of one part each, with gamma the relative error of a
-float32 sum (2^-24 times a few where rounding errors are independent).
+Unrelated parts have n = R for any T; only parts that cancel are below. As
+w_i n_i <= C, the parts of a batch then have sqrt(sum_t |w_i p_it|^2) <= C / f for every
+example, and sum_t |w_i p_it| <= sqrt(T) C / f: the rounding error of the sum over B
+examples is at most gamma max(32, 4 sqrt(T)) B C, which is max(32, 4 sqrt(T)) times the
+error for examples of a single part, with gamma the relative error of a float32 sum
+(2^-24 times a small factor where rounding errors are independent).
 
-In training it hardly ever decides: in networks for images and text, from the first step
-to the last, parts cancelled below a quarter in queries and keys of attention alone, as
-in the keys' biases, whose gradients are zero. No example's norm, of all variables, was
-another by 1e-3 (`tests/gradients/floors_in_training_test.py`).
+In training the floor hardly ever decides: in networks for images and text, from the
+first step to the last, parts cancelled below a quarter only in queries and keys of
+attention, as in the keys' biases, which have zero gradients. The floor changed no
+example's norm of all variables by 1e-3 (`tests/gradients/floors_in_training_test.py`).
 
-Where each example's own gradient is built and the sum is of those, no floor is needed:
-what is rounded is measured.
+Where each example's own gradient is built and the sum is made of these gradients, no
+floor is needed: the norm is measured on the rounded gradient.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ import tensorflow as tf
 
 from tfdpclip._devices import in_xla
 
-# The square of a quarter, from so many parts on.
+# The square of a quarter, and the number of parts from which on it holds.
 FLOOR, _MANY = 1 / 16, 64
-# Matrix products add up one term after the other along runs of this length at most
-# here, whose rounding errors may all have one sign.
+# Matrix products add up terms one after the other along runs of at most this length
+# here; all rounding errors of a run may have the same sign.
 _RUN = 512
-# Between these, sums of squares in float32 are sure, and so are products of two. Norms
-# whose squares are above the third have lost nothing in such products: 1e-38 a term.
+# Between the first two, sums of squares in float32 are sure, and so are products of
+# two. Squared norms above the third have lost nothing in these products: 1e-38 a term.
 _SMALL, _LARGE, _SURE = 1e-28, 1e15, 1e-24
-# What may be missing in a norm, beside it.
+# The relative share of a norm that may be missing.
 _NOTHING = 1e-7
 
 
 def _unit(tensor: tf.Tensor) -> float:
-    """By how much a number of the type is rounded at most, relatively."""
+    """The largest relative rounding error of a number of the tensor's type."""
     return 2.0**-53 if tensor.dtype == tf.float64 else 2.0**-24
 
 
@@ -64,10 +64,10 @@ def floored(
     """Squared norms, `[B]`, never below the floor of their parts.
 
     Args:
-      squares: of sums that were computed in float32, and that are off by at most
-        a unit of rounding, times (units + terms / 2) sum_t |p_t|.
+      squares: the squares of sums that were computed in float32; the error of a sum is
+        at most a unit of rounding, times (units + terms / 2) sum_t |p_t|.
       parts: the sum of the squares of the parts, `[B]`.
-      terms: how many parts there are at most.
+      terms: the number of parts at most.
       units: see `squares`.
     """
     terms = tf.cast(terms, squares.dtype)
@@ -77,12 +77,12 @@ def floored(
 
 
 def floored_sum(squares, parts, terms, width: int) -> tf.Tensor:
-    """Squared norms, `[B]`, of sums whose inner products were added up, likewise.
+    """Squared norms, `[B]`, of sums a + b, never below the floor of their parts.
 
     Args:
       squares: |a|^2 + |b|^2 + 2 <a, b>.
-      parts: the sum of the squares of what a and b are sums of.
-      terms: how many that are.
+      parts: the sum of the squares of all parts of a and b.
+      terms: the number of these parts.
       width: the length of the inner products.
     """
     terms = tf.cast(terms, squares.dtype)
@@ -92,7 +92,7 @@ def floored_sum(squares, parts, terms, width: int) -> tf.Tensor:
 
 
 def _guarded(squares, upper, parts, terms):
-    """`squares` where little cancels, else an upper bound (what is no number stays)."""
+    """`squares` where little cancels, else an upper bound; NaN stays NaN."""
     least = FLOOR * tf.minimum(terms / _MANY, 1.0) * parts
     return tf.where(squares < parts / 2, tf.maximum(upper, least), squares)
 
@@ -106,7 +106,7 @@ def gram_norms(x: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
     """
     if in_xla() or x.dtype != tf.float32 or z.dtype != tf.float32:
         return _scaled_gram_norms(x, z)
-    # As they are: few examples need the passes that scaling takes.
+    # Without scaling first: few examples need the passes that scaling takes.
     (x_gram, x_units), (z_gram, z_units) = gram(x), gram(z)
     squares = from_grams(x_gram, z_gram, x_units + z_units)
     sure = _nothing_lost(
@@ -135,13 +135,14 @@ def mended(
 def _nothing_lost(x_squares, z_squares, squares) -> tf.Tensor:
     """Whether float32 held all of a norm: nothing overflowed, and little vanished.
 
-    Of a sum of squares from `_SMALL` on, the terms below 1e-38 that vanished are worth
-    less than 1e-6. Smaller ones count as if they were `_SMALL`: what their steps bring
-    to the norm at most must be nothing beside it.
+    In a sum of squares of at least `_SMALL`, the vanished terms below 1e-38 are worth
+    less than 1e-6. A smaller sum counts as `_SMALL`: the largest possible contribution
+    of its steps to the norm must be negligible.
 
     Args:
-      x_squares: |x_t|^2, `[B, (G,) T]`, and z_squares likewise.
-      squares: of the norms, `[B]`.
+      x_squares: |x_t|^2, `[B, (G,) T]`.
+      z_squares: |z_t|^2, `[B, (G,) T]`.
+      squares: the squares of the norms, `[B]`.
     """
     axes = list(range(1, x_squares.shape.rank))
     fits = (x_squares <= _LARGE) & (z_squares <= _LARGE)
@@ -179,8 +180,8 @@ def _squares_of_parts(x, z):
     return parts * tf.square(size)
 
 
-# Traced once or twice for all layers: the self-check asks for it at every one. A
-# function that had seen two ranks would forget both.
+# Traced once or twice for all layers: the comparison calls this for every layer. A
+# single function that had seen two ranks would keep no static rank.
 _outer_parts = {
     rank: tf.function(_squares_of_parts, autograph=False, reduce_retracing=True)
     for rank in (3, 4)
@@ -188,9 +189,10 @@ _outer_parts = {
 
 
 def _by_steps(x, z):
-    """Each x_t and z_t scaled to 1; what that took, over the largest, and the largest.
+    """Each x_t and z_t scaled to 1; scales over the largest scale; the largest scale.
 
-    Neither overflows nor, worse, underflows early: a small x_t may meet a huge z_t.
+    Nothing overflows or, worse, underflows early: a small x_t may be multiplied with a
+    huge z_t.
     """
     x, x_sizes = scaled(x, 1)
     z, z_sizes = scaled(z, 1)
@@ -202,10 +204,10 @@ def _by_steps(x, z):
 
 
 def gram(x: tf.Tensor) -> tuple[tf.Tensor, float]:
-    """x x^T, `[..., T, T]`, and by how many units of |x_s| |x_t| an entry may be off.
+    """x x^T, `[..., T, T]`, and the largest error of an entry in units of |x_s| |x_t|.
 
-    A run of k terms that all round the same way is off by k / 2 units. No run is longer
-    than `_RUN`.
+    A run of k terms that all round the same way has an error of k / 2 units. No run is
+    longer than `_RUN`.
     """
     width = x.shape[-1]
     if width is None or width <= _RUN:
@@ -223,9 +225,10 @@ def gram(x: tf.Tensor) -> tuple[tf.Tensor, float]:
 def from_grams(x: tf.Tensor, z: tf.Tensor, units: float) -> tf.Tensor:
     """`[B]` squared norms from two Gram matrices, `[B, (G,) T, T]`; never too small.
 
-    An entry of the product is off by at most `units` + 8 units of |x_s||x_t||z_s||z_t|,
-    and adding up T^2 of them by about T / 4 more: together, by that times S^2, with S =
-    sum_t |x_t| |z_t|. Norms of terms that cancel have it added.
+    The error of an entry of the product is at most `units` + 8 units of
+    |x_s||x_t||z_s||z_t|, and adding up T^2 entries brings about T / 4 more: together,
+    these units times S^2, with S = sum_t |x_t| |z_t|. The error is added to the norms
+    of terms that cancel.
     """
     axes = list(range(1, x.shape.rank))
     squares = tf.reduce_sum(x * z, axis=axes)
@@ -240,11 +243,12 @@ def from_grams(x: tf.Tensor, z: tf.Tensor, units: float) -> tf.Tensor:
 
 
 def scaled(tensor: tf.Tensor, axes: int | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-    """The tensor divided by its largest entries, and those (1 if not finite).
+    """The tensor divided by its largest entries, and these entries (1 if not finite).
 
     Args:
       tensor: `[B, ...]`.
-      axes: over how many last axes to look for the largest; all but the first if None.
+      axes: how many last axes to search for the largest entry; all but the first if
+        None.
     """
     rank = tensor.shape.rank
     axes = rank - 1 if axes is None else axes
@@ -252,6 +256,6 @@ def scaled(tensor: tf.Tensor, axes: int | None = None) -> tuple[tf.Tensor, tf.Te
     usable = tf.math.is_finite(size) & (size > 0)
     safe = tf.where(usable, size, tf.ones_like(size))
     shape = tf.concat([tf.shape(safe), [1] * axes], 0)
-    # Zeros are of size 0, whatever they are multiplied by.
+    # A size of 0 stays 0 in the result, so that products with it are 0.
     found = tf.where(tf.equal(size, 0), size, safe)
     return tensor / tf.reshape(safe, shape), found

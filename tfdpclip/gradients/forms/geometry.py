@@ -1,4 +1,4 @@
-"""Which places of an image meet which place of a filter."""
+"""Which places of an image are multiplied with which place of a filter."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Geometry:
     """A convolution's static settings, channels last.
 
     Attributes:
-      kernel: kernel sizes, one a spatial axis.
-      strides: strides, likewise.
-      dilations: dilations, likewise.
+      kernel: kernel sizes, one for each spatial axis.
+      strides: strides, one for each spatial axis.
+      dilations: dilations, one for each spatial axis.
       padding: "SAME", "VALID", or explicit (before, after) pairs.
       groups: feature groups.
       depthwise: whether every input channel has filters of its own.
@@ -34,7 +34,7 @@ class Geometry:
         return len(self.kernel)
 
     def pads(self, axis: int, big: tf.Tensor, small: tf.Tensor) -> tuple:
-        """What is added before and after the image along one spatial axis."""
+        """The padding before and after the image along a spatial axis."""
         if self.padding == "VALID":
             return 0, 0
         if self.padding != "SAME":
@@ -46,7 +46,7 @@ class Geometry:
         return total // 2, total - total // 2
 
     def places(self, axis: int, place: int, small: tf.Tensor) -> slice:
-        """Which inputs meet one place of the kernel, along one axis."""
+        """The inputs that are multiplied with a place of the kernel, along an axis."""
         start, stride = place * self.dilations[axis], self.strides[axis]
         out = size_of(small, axis + 1)
         return slice(start, start + (out - 1) * stride + 1, stride)
@@ -54,12 +54,12 @@ class Geometry:
     def patch_cells(self, big: tf.Tensor, small: tf.Tensor) -> np.ndarray:
         """The number of the image's cell behind each place of each patch.
 
-        Args:
-          big: the image; its size, and that of `small`, is static.
-          small: has a place for each patch.
+          Args:
+        big: the image; the sizes of the image and of `small` are static.
+            small: has a place for each patch.
 
-        Returns:
-          `[positions, kernel]`; padding has the number one past the last cell.
+          Returns:
+            `[positions, kernel]`; padding has the number one past the last cell.
         """
         image = big.shape[1:-1].as_list()
         axes = []

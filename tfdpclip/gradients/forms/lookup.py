@@ -10,7 +10,7 @@ from tfdpclip._devices import in_xla, on_cpus
 from tfdpclip.gradients.forms import floors
 from tfdpclip.gradients.forms.base_form import Form, cut_rows, sum_squares
 
-# In how many parts of the batch to look for an example's equal tokens.
+# The number of parts of the batch in which equal tokens of an example are searched.
 _PARTS = 4
 
 
@@ -20,7 +20,7 @@ class Lookup(Form):
     Args:
       ids: `[B, T]` integers.
       z: `[B, T, D]`.
-      shape: `[V, ...]` with D entries a row.
+      shape: `[V, ...]` with D entries in a row.
       steps: T if it is known.
     """
 
@@ -49,7 +49,7 @@ class Lookup(Form):
             norms = floors.from_grams(tf.cast(same, products.dtype), products, units)
             return norms * tf.square(size)
         steps = tf.shape(self.ids)[1]
-        # Each token gets a place among its example's, the same for equal tokens.
+        # Each token gets a place within its example; equal tokens get the same place.
         if in_xla():
             places, z = self._places_by_sorting(steps)
         else:
@@ -64,7 +64,7 @@ class Lookup(Form):
         norms = floors.floored(sum_squares(rows), self.part_squares(), steps)
         if in_xla() or on_cpus():
             return norms
-        # Elsewhere a token that is not in the table raises no error.
+        # On devices other than CPUs a token that is not in the table raises no error.
         return tf.where(tf.reduce_all(self._known(), axis=1), norms, math.inf)
 
     @property
@@ -80,10 +80,10 @@ class Lookup(Form):
     def _places(self):
         ids = tf.cast(self.ids, tf.int64)
         if not on_cpus():
-            # It must not be taken for another example's either.
+            # An unknown token must not be taken for a token of a neighbouring example.
             ids = tf.where(self._known(), ids, 0)
-        # Parts of the batch side by side: the search for equal keys is of one thread,
-        # and the table of a part fits a nearer cache.
+        # Parts of the batch side by side: the search for equal keys runs in a single
+        # thread, and the table of a part fits a nearer cache.
         rows = (self.batch_size + _PARTS - 1) // _PARTS
         parts = [ids[i * rows : (i + 1) * rows] for i in range(_PARTS)]
         return tf.concat([self._places_of(part) for part in parts], axis=0)
@@ -92,7 +92,7 @@ class Lookup(Form):
         bits = tf.constant((self.shape[0] - 1).bit_length(), tf.int64)
         example = tf.range(tf.cast(tf.shape(ids)[0], tf.int64))
         keys = ids + tf.bitwise.left_shift(example, bits)[:, tf.newaxis]
-        # Numbered as they come up, so that an example's begin with its first token's.
+        # Keys are numbered in order of appearance, an example's first key first.
         found = tf.reshape(tf.unique(tf.reshape(keys, [-1])).idx, tf.shape(keys))
         return found - found[:, :1]
 
@@ -131,7 +131,7 @@ class Lookup(Form):
         return tf.reshape(flat, [-1, *self.shape])
 
     def joined(self, others: list[Lookup]) -> Lookup:
-        """The sum with `others`, as one longer list of tokens."""
+        """The sum of this form and `others`, as a longer list of tokens."""
         forms = [self, *others]
         known = all(form.steps is not None for form in forms)
         return Lookup(

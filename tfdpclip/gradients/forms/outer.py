@@ -1,4 +1,4 @@
-"""Per-example gradients that are sums of outer products: those of contractions."""
+"""Per-example gradients of contractions: sums of outer products."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tfdpclip.gradients.forms.base_form import (
     Form,
     cut_rows,
     in_chunks,
-    kept,
+    keep_gradients,
     sum_squares,
 )
 
-# What writing a product and reading it twice is worth, in multiply-adds of a number.
+# The cost of a write and two reads of a product, in multiply-adds of a number.
 _KEPT = 12
 
 
 def _squares_of_outer(x, z):
     """|x|^2 |z|^2 of `[B, (G,) K]` and `[B, (G,) U]`, summed over groups.
 
-    In float64 a square neither overflows nor, worse, underflows: an example whose small
-    gradient meets a huge input must not be taken for zero.
+    In float64 a square neither overflows nor, worse, underflows: an example with a
+    small gradient and a huge input must not be taken for zero.
     """
     own = [sum_squares(tf.cast(part, tf.float64), 1) for part in (x, z)]
     squares = own[0] * own[1]
@@ -40,11 +40,12 @@ class Outer(Form):
       z: `[B, G, T, U]`, or `[B, T, U]`.
       arrange: `arrange(tensor, lead)` turns `[*lead, G, K, U]` (or `[*lead, K, U]`)
         into `[*lead, *shape]`; `lead` is [] or [-1].
-      shape: the static shape of one gradient.
+      shape: the static shape of a gradient.
       steps: T if it is known, to choose the cheapest way.
-      layout: what makes two uses' gradients add entry by entry; equal layouts can be
-        joined along T.
-      axes: which axis of `shape` K is, and which U, if each is one.
+      layout: the order of the gradient's entries; forms of equal layouts can be joined
+        along T.
+      axes: the axis of `shape` that K is, and the axis that U is; None if K or U is
+        not a single axis.
     """
 
     def __init__(self, x, z, arrange, shape, steps, layout, axes=None):
@@ -69,8 +70,8 @@ class Outer(Form):
     def _costs(self) -> tuple[int, int, int]:
         """Multiply-adds per example of keeping products, of Gram matrices, of building.
 
-        With those of moving numbers through memory. Keeping the products saves the
-        weighted sum from scratch.
+        Moving numbers through memory is included. Kept products save a second
+        computation for the weighted sum.
         """
         size, steps = math.prod(self.shape), self.steps or 32
         products = steps * size
@@ -94,7 +95,9 @@ class Outer(Form):
         in_place = size <= 2 * self._groups * steps * self._wide
         if not in_place and not budget.reserve(4 * size):
             return super().measured(budget)
-        return kept([self._products()], lambda sums: self._arrange(sums[0], []))
+        return keep_gradients(
+            [self._products()], lambda sums: self._arrange(sums[0], [])
+        )
 
     def squared_norms(self, budget):
         if self.steps == 1:
@@ -115,7 +118,7 @@ class Outer(Form):
         )
 
     def _norms_of_one(self):
-        """Of single outer products: |x|^2 |z|^2, summed over groups."""
+        """Squared norms of single outer products: |x|^2 |z|^2, summed over groups."""
         return _squares_of_outer(*self._squeezed())
 
     def _squeezed(self):
@@ -125,7 +128,7 @@ class Outer(Form):
         return floors.gram_norms(self.x, self.z)
 
     def _product_norms(self):
-        # The sum over the batch is not made of these products, but of their terms.
+        # The sum over the batch is made of the terms of these products.
         return floors.floored(
             sum_squares(self._products()), self.part_squares(), tf.shape(self.x)[-2]
         )
@@ -173,7 +176,7 @@ class Outer(Form):
         )
 
     def joined(self, others: list[Outer]) -> Outer:
-        """The sum with `others`, as one longer sequence."""
+        """The sum of this form and `others`, as a longer sequence."""
         forms = [self, *others]
         known = all(form.steps is not None for form in forms)
         return Outer(

@@ -14,29 +14,29 @@ from tfdpclip.noise import philox
 class Perturbation:
     """Adds k * N(0, I) to each record's gradient, fresh for every record and step.
 
-    Chen et al. (2020), section 4: the larger k, the more symmetric what is clipped, and
-    the smaller the bias of clipping. It gives no privacy by itself, and none is claimed
-    for it: what is added is clipped with the gradient.
+    Chen et al. (2020), section 4: the larger k, the more symmetric the distribution of
+    perturbed gradients, and the smaller the bias of clipping. The perturbation gives no
+    privacy, and none is claimed: it is clipped together with the gradient.
 
     The noise is regenerated from a seed where it is needed, a chunk of records at a
-    time, so that it is never held for a whole batch.
+    time, so that the noise of a whole batch is never in memory.
 
     Args:
       scale: k, above 0.
-      seed: two integers, `[2]`, new in every step. Variables and chunks of records have
-        streams of their own, derived from all of its bits.
-      sizes: the number of entries of each variable; 0 for one that is left out.
+      seed: two integers, `[2]`, new in every step. Each variable and each chunk of
+        records has a stream derived from all bits of the seed.
+      shapes: the shape of each variable; None for a variable without perturbation.
       budget: how much memory to use.
     """
 
     def __init__(self, scale: float, seed: tf.Tensor, shapes: Sequence, budget: Budget):
         self.scale = scale
-        # All bits are kept, of however many there are.
+        # All bits of the seed are kept, for integers of any width.
         seed = tf.cast(seed, tf.int64)
         self._seeds = [philox.derive(seed, i) for i in range(len(shapes))]
         self._shapes = [None if s is None else [int(d) for d in s] for s in shapes]
         sizes = [math.prod(s) for s in self._shapes if s is not None]
-        # Gradients, noise and their sum.
+        # Memory for gradients, noise and their sum.
         self._chunk = budget.chunk(12.0 * sum(sizes))
         self._whole = budget.fits(12.0 * sum(sizes))
 
@@ -45,10 +45,10 @@ class Perturbation:
         return self.scale * philox.normal([size, *self._shapes[index]], seed)
 
     def squared_norms(self, gradients, batch_size: tf.Tensor) -> tf.Tensor:
-        """`[B, V]`: of the perturbed gradients.
+        """The squared norms of the perturbed gradients, `[B, V]`.
 
         Args:
-          gradients: a function of (start, size) that gives each variable's gradients,
+          gradients: a function of (start, size) that returns each variable's gradients,
             `[size, *shape]`.
           batch_size: B.
         """
@@ -80,7 +80,7 @@ class Perturbation:
                 if self._shapes[i] is None:
                     added.append(total)
                     continue
-                # Not a slice: XLA gives one with a dynamic end the shape of the batch.
+                # Not a slice: XLA gives a slice with a dynamic end the batch's shape.
                 part = tf.gather(weights[i], start + tf.range(size))
                 part = tf.cast(part, tf.float32)
                 part = tf.where(kept, part, tf.zeros_like(part))
@@ -91,8 +91,8 @@ class Perturbation:
         zeros = [tf.zeros(s if s is not None else [], tf.float32) for s in self._shapes]
         if self._whole:
             return add(tf.constant(0), tf.constant(True), zeros)
-        # As `in_chunks`: the last chunk is moved back to end with the batch, and what
-        # it computed is what counts.
+        # As in `in_chunks`, the last chunk is moved back to end with the batch. Records
+        # in the last chunk and the chunk before count in the last chunk.
         count = tf.where(batch_size > 0, (batch_size + size - 1) // size, 0)
         last = batch_size - size
 

@@ -1,4 +1,4 @@
-"""What a clip rule needs of gradients, wherever they come from."""
+"""The interface between gradients of any origin and a clip rule."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpclip.clipping import ClipRule
-from tfdpclip.clipping.held import within
+from tfdpclip.clipping.held import limit_weights
 from tfdpclip.gradients.forms.perturbation import Perturbation
 
 
 class RecordGradients(abc.ABC):
     """The gradients of B records with respect to V variables.
 
-    A record is what is clipped: an example, or a physical batch as a whole.
+    A record is the unit of clipping: an example, or a physical batch as a whole.
 
     Attributes:
       variables: the variables.
       isolated: a scalar boolean, False if records are known to depend on each other.
-      perturbation: what is added to each record before clipping, or None.
+      perturbation: the noise that is added to each record before clipping, or None.
     """
 
     variables: list[tf.Variable]
@@ -32,7 +32,7 @@ class RecordGradients(abc.ABC):
     @property
     @abc.abstractmethod
     def present(self) -> tf.Tensor:
-        """Which records are real, `[B]`: the others are padding."""
+        """Which records are real and not padding, `[B]`."""
 
     @property
     @abc.abstractmethod
@@ -73,8 +73,8 @@ class RecordGradients(abc.ABC):
           assignment: the group, 0 to L - 1, of each variable, for `[B, L]` norms; None
             for `[B]`. A record that is not finite in any group is infinite in all.
 
-        These are upper bounds: what squares lose to underflow is added, so that a rule
-        that scales small records up cannot scale up what was not seen.
+        The norms are upper bounds: the squares that underflow are added, so that a rule
+        that scales small records up cannot scale up an unseen part.
         """
         squares = self._squares()
         if not squares:
@@ -117,11 +117,11 @@ class RecordGradients(abc.ABC):
 
         Args:
           rule: a clip rule, bound to the variables if it has groups.
-          state: its state.
-          norms: `record_norms` for this rule, if they are at hand.
+          state: the rule's state.
+          norms: `record_norms` for this rule, if already computed.
         """
         norms = self.record_norms(rule.assignment) if norms is None else norms
-        weights = within(rule, norms, state, rule.weights(norms, state))
+        weights = limit_weights(rule, norms, state, rule.weights(norms, state))
         weights = self.mask(weights)
         return self.weighted_sum(weights, rule.assignment)
 

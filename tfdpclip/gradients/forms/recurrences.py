@@ -1,6 +1,6 @@
 """The recurrences of Keras's LSTM and GRU, forwards and backwards.
 
-What TensorFlow's own gradient adds up over the steps is kept for each of them here.
+TensorFlow's own gradient adds up over the steps; here the terms of each step are kept.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tensorflow as tf
 class LSTM:
     """One step of an LSTM, forwards and backwards. States: h, c."""
 
-    # How many numbers of each unit the way back needs, besides the states.
+    # How many numbers the backward pass needs for each unit, besides the states.
     KEPT = 5
 
     def __init__(self, kernel, recurrent, bias):
@@ -51,7 +51,7 @@ class LSTM:
 
 
 class GRU:
-    """One step of a GRU whose reset gate acts after the matrix product. State: h."""
+    """One step of a GRU with a reset gate after the matrix product. State: h."""
 
     KEPT = 4
 
@@ -84,7 +84,7 @@ class GRU:
 
     def gates(self, found):
         candidate, inner = found
-        # The product with the input has the same gates but for the reset one's effect.
+        # The product with the input has the same gates without the reset gate's factor.
         units = self.recurrent.shape[0]
         return [tf.concat([inner[..., : 2 * units], candidate], axis=-1), inner]
 
@@ -93,8 +93,8 @@ def forwards(cell, x, mask, states):
     """Runs the recurrence over `[T, B, D]`.
 
     Returns:
-      What the way back needs, as arrays of T tensors `[B, ...]`: the states before each
-      step, then what the cell keeps; the outputs, `[B, U]`, likewise; and the last
+      Arrays of T tensors `[B, ...]` for the backward pass: the states before each step,
+      then the numbers that the cell keeps; an array of T outputs `[B, U]`; and the last
       states.
     """
     projected = cell.project(x)
@@ -108,7 +108,7 @@ def forwards(cell, x, mask, states):
         new, keep = cell.forward(projected[t], states)
         out = new[0]
         if mask is not None:
-            # A masked step repeats the output before it and leaves the states alone.
+            # A masked step repeats the previous output and leaves the states alone.
             on = mask[t]
             out = tf.where(on, out, output)
             new = [tf.where(on, n, s) for n, s in zip(new, states, strict=True)]
@@ -122,7 +122,7 @@ def forwards(cell, x, mask, states):
 
 
 def backwards(cell, saved, mask, repeats, at_outputs, at_states):
-    """What `cell.gates` takes, `[T, B, ...]` each, and gradients at initial states."""
+    """The arguments of `cell.gates`, `[T, B, ...]`, and gradients at initial states."""
     *before, kept = saved
     steps = tf.shape(at_outputs)[0]
     count = 2 if isinstance(cell, GRU) else 1
@@ -131,7 +131,7 @@ def backwards(cell, saved, mask, repeats, at_outputs, at_states):
 
     def body(t, dh, dstates, doutput, gates):
         states, keep = [state.read(t) for state in before], kept.read(t)
-        # Which arrays of another graph have forgotten.
+        # The shapes are set again: an array of another graph has lost them.
         for state in states:
             state.set_shape([rows, units])
         keep.set_shape([rows, units * cell.KEPT])

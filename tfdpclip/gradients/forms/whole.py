@@ -1,4 +1,4 @@
-"""The gradient of a physical batch as one record, for batch and group clipping."""
+"""The gradient of a physical batch as a single record, for batch clipping."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tfdpclip.gradients.flows.dataflow import ancestors
 from tfdpclip.gradients.forms.base_form import Budget
 from tfdpclip.gradients.forms.perturbation import Perturbation
 from tfdpclip.gradients.forms.records import RecordGradients, column_of
-from tfdpclip.gradients.loss.state import refuse_what_others_left
+from tfdpclip.gradients.loss.state import refuse_foreign_state
 
 
 class WholeGradient(RecordGradients):
-    """The gradient of the loss as it is: one record, whatever the loss computes.
+    """The gradient of the whole loss as a single record, for any loss.
 
-    Nothing per example is done. Nguyen et al. (2023), section 3.1: any function of a
-    batch may be clipped, so batch normalisation is allowed.
+    No gradient of an example is computed. Nguyen et al. (2023), section 3.1: any
+    function of a batch may be clipped, so batch normalisation is allowed.
 
     *Formal guarantees*: after clipping, the record is in the ball of radius
-    ``rule.sensitivity(state)``. One example moves it from anywhere in the ball to
-    anywhere in the ball, so the sensitivity is twice that.
+    ``rule.sensitivity(state)``. An example moves the record from anywhere in the ball
+    to anywhere in the ball, so the sensitivity is twice the radius.
 
     Args:
       loss: a scalar of a graph, or a tensor that is averaged.
@@ -31,8 +31,8 @@ class WholeGradient(RecordGradients):
 
     Raises:
       ValueError: if the loss depends on none of the variables.
-      ExampleIsolationError: if it may depend on what other batches left in Python, in
-        a queue or in a file.
+      ExampleIsolationError: if the loss may depend on data that earlier batches left in
+        Python, in a queue or in a file.
     """
 
     def __init__(
@@ -118,9 +118,9 @@ def _dense(gradient, variable: tf.Variable) -> tf.Tensor:
 
 
 def _refuse_what_others_left(loss: tf.Tensor, gradients: Sequence) -> None:
-    # A gradient of its own (`tf.custom_gradient`) may depend on more than the loss.
+    # A custom gradient (`tf.custom_gradient`) may depend on more ops than the loss.
     parts = [t for g in gradients if g is not None for t in _tensors_of(g)]
-    refuse_what_others_left(ancestors([loss, *parts]), of_examples=False)
+    refuse_foreign_state(ancestors([loss, *parts]), of_examples=False)
 
 
 def _tensors_of(gradient) -> list[tf.Tensor]:

@@ -39,7 +39,8 @@ def find_external_state(op: tf.Operation, of_examples: bool = False) -> str | No
     """The type of an op that may read state outside the graph's tensors and variables.
 
     External state is state of Python, files, queues and mutable tables: earlier batches
-    may have written to it. `state.reads` finds reads of variables.
+    may have written to it. `state.find_state_reads` finds reads of
+    variables.
 
     Args:
       op: the op. The functions that it calls are searched too.

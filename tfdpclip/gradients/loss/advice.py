@@ -1,4 +1,4 @@
-"""What to write in the place of ops that combine the examples of a batch."""
+"""Lines to write in the place of ops that combine the examples of a batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIX = (
 PER_EXAMPLE = (
     "average each example over its own entries: compile with "
     "loss=dpc.keras.PerExampleLoss(tf.keras.losses.SparseCategoricalCrossentropy("
-    "from_logits=True)), or whichever loss it is. "
+    "from_logits=True)), or the loss that you use. "
 )
 BATCH_NORM = (
     "This is batch normalisation in training mode. Replace it, as by "
@@ -61,7 +61,7 @@ CTC = (
     "write tf.nn.ctc_loss(y, tf.math.log(y_pred + 1e-7), label_length, input_length, "
     "logits_time_major=False, blank_index=-1)."
 )
-# In the name of an op: a layer of experts, or of what deals examples to them.
+# A pattern in the name of an op: a layer of experts, or of a router.
 _IN_ROUTER = "(?i)(^|[/_])(moe|router|routing|experts?)([/_]|$)|load_balanc"
 
 
@@ -70,9 +70,9 @@ class _Advice:
     """A sentence for some ops, or for ops of some layers.
 
     Attributes:
-      text: The sentence, and a line to write.
-      types: The ops it is for; any, where there are none.
-      names: What is found in the names of ops it is for: of layers and functions.
+      text: the sentence, and a line to write.
+      types: the types of the ops; empty for any type.
+      names: a pattern in the names of the ops, which name layers and functions.
     """
 
     text: str
@@ -88,7 +88,7 @@ def _of(types: str, text: str, names: str = "") -> _Advice:
     return _Advice(text, frozenset(types.split()), names)
 
 
-# The first that fits is given. Layers before ops, as they say more.
+# The first entry that fits is given. Layers come before ops: the advice is closer.
 _TABLE = (
     _of("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3", BATCH_NORM),
     _of("", BATCH_NORM, "/moments/"),
@@ -102,21 +102,21 @@ _TABLE = (
     _of("Sum Mean Mul RealDiv MatMul", ROUTER, _IN_ROUTER),
     _of(
         "TopK TopKV2",
-        "It puts the losses, or other numbers, of all the examples in order: which of "
-        "them are chosen is decided by all of them. Give every example a loss that is "
-        "a function of that example alone, in the place of the largest few: "
+        "It puts the losses, or further numbers, of all the examples in order: all of "
+        "them decide which of them are chosen. In the place of the largest few, give "
+        "every example a loss that is a function of that example alone: "
         "tf.nn.relu(loss - threshold), say, with a threshold that is a constant.",
     ),
     _Advice(
         "It samples classes that were labels of this batch, or of earlier ones. Sample "
         "them with tf.random.log_uniform_candidate_sampler, uniform_candidate_sampler "
-        "or fixed_unigram_candidate_sampler, whose classes do not depend on the data.",
+        "or fixed_unigram_candidate_sampler: their classes do not depend on the data.",
         frozenset(ops.LEARNING_SAMPLERS),
     ),
     _of(
         """Softmax LogSoftmax SoftmaxCrossEntropyWithLogits
         SparseSoftmaxCrossEntropyWithLogits""",
-        "It compares each example with the others of the batch, as in-batch "
+        "It compares each example with the rest of the batch, as in-batch "
         "contrastive losses do (SimCLR, CLIP, two towers). Compare it with candidates "
         "that come with the example, [batch, candidates, features], or with a constant "
         "table of public ones, or, for a softmax of the example's own: axis=-1.",
@@ -136,8 +136,8 @@ _TABLE = (
     _of(
         "Where",
         "It lists at which places of all the examples a condition holds, as "
-        "tf.boolean_mask(x, condition) does. Keep every row, and give those that are "
-        "to be left out no weight: loss * tf.cast(condition, loss.dtype).",
+        "tf.boolean_mask(x, condition) does. Keep every row, and give the rows to be "
+        "left out no weight: loss * tf.cast(condition, loss.dtype).",
     ),
     _of(
         "Cumsum Cumprod CumulativeLogsumexp",
@@ -153,7 +153,7 @@ _TABLE = (
         "with loss=dpc.keras.PerExampleLoss(loss).",
     ),
 )
-# Of layers of a model, by what their classes are called.
+# The advice for layers of a model, by patterns in the names of their classes.
 _LAYERS = (
     ("BatchNormalization", BATCH_NORM),
     ("Equalization|RandAugment|AugMix", EQUALIZATION),
@@ -162,11 +162,11 @@ _LAYERS = (
 
 
 def of(op: tf.Operation, tensor: tf.Tensor) -> str:
-    """What to write in the place of an op that combined examples.
+    """The sentence with a line to write in the place of an op that combined examples.
 
     Args:
-      op: The op.
-      tensor: The loss that it came before.
+      op: the op.
+      tensor: the loss that depends on the op.
     """
     if op.type == "Where" and uses_ctc(op.graph):
         return CTC
@@ -176,11 +176,11 @@ def of(op: tf.Operation, tensor: tf.Tensor) -> str:
 
 
 def of_structure(op: tf.Operation, coupled: tf.Operation | None) -> str:
-    """What to write in the place of a loss that cannot be taken apart.
+    """The sentence with a line to write in the place of a loss of unknown structure.
 
     Args:
-      op: The op where it ends.
-      coupled: The op that combined examples before, if one did.
+      op: the op at which the loss cannot be taken apart.
+      coupled: the op that combined examples earlier, if there is any.
     """
     for found in (op, coupled):
         if found is None:
@@ -195,10 +195,10 @@ _PRODUCTS = ("MatMul", "MatMulV2", "MatMulV3", "Einsum")
 
 
 def of_layers(names: Iterable[str]) -> str:
-    """What to write in the place of a model whose layers combine examples.
+    """The sentence with a line to write in the place of layers that combine examples.
 
     Args:
-      names: Those of the layers' classes.
+      names: the names of the layers' classes.
     """
     names = list(names)
     for pattern, text in _LAYERS:
@@ -213,7 +213,7 @@ def uses_ctc(graph: tf.Graph) -> bool:
 
 
 def has_own(op: tf.Operation) -> bool:
-    """Whether an op is refused wherever it is, not for what is made of it."""
+    """Whether an op is refused at every place, and not only behind a loss."""
     return op.type in _SELECTIONS
 
 
@@ -223,7 +223,7 @@ _SELECTIONS = frozenset(ops.LEARNING_SAMPLERS) | {
 
 
 def _counts_entries(op: tf.Operation, tensor: tf.Tensor) -> bool:
-    """Whether Keras does this where it reduces a loss, to what a mask leaves of it."""
+    """Whether this op counts the unmasked entries, where Keras reduces a loss."""
     scope, weighted, _ = tensor.op.name.partition(_keras_marks.WEIGHTED_LOSS)
     within = bool(scope and weighted) and op.name.startswith(scope)
     in_loss = within or _keras_marks.COMPILED_LOSS in op.name

@@ -1,18 +1,17 @@
-"""Which rows of a batch are records, as the draw says: whatever the loss reads.
+"""Which rows of a batch are records, as the draw says.
 
-Elements of drawn batches are filled up with rows of weight 0. A loss that leaves the
-weights out, or has others in their place, would make a record of each of these rows.
-So the engine looks for the weights where the batch comes from, not in the loss:
+Elements of drawn batches are filled up with rows of weight 0. A loss that ignores the
+weights of the draw, or uses other weights, would make a record of each of these rows.
+So the engine finds the weights at the origin of the batch, in this order:
 
 1. in the element that a training step was given (`given_element`): `fit`, where a
-   function within an eager step asks for it at each call;
-2. among the other parts of the element, where a graph takes it from an iterator or is
-   what a data set does with it: loops within a `tf.function`;
-3. in what eager code took of drawn batches, when the function is called: loops of
-   one's own around a `tf.function`, or without one.
+   function within an eager step asks for the element at each call;
+2. among the parts of the element, where a graph takes the element from an iterator or
+   is a function of a data set: loops within a `tf.function`;
+3. in the elements that eager code took of drawn batches, when the function is called:
+   a user's own loop around a `tf.function`, or without a `tf.function`.
 
-Where the data are of no drawn batch that is known of, the weights in the loss are all
-there is.
+Where no drawn batch is known, only the weights in the loss tell padding from records.
 """
 
 from __future__ import annotations
@@ -43,63 +42,68 @@ _LINES = (
     "    for x, y, w in batches: step(x, y, w)\n"
 )
 _OTHER_ROWS = (
-    "The loss has another number of rows than the batch that was drawn, of which the "
-    "weights are, so which of its rows are records is not known. Compute one loss for "
-    "each row of the batch, in their order." + see("rows-that-fill-a-batch-up")
+    "The loss and the weights of the drawn batch differ in their number of rows, so "
+    "the rows that are records are not known. Compute one loss for each row of the "
+    "batch, in the order of the rows." + see("rows-that-fill-a-batch-up")
 )
 _TWICE = (
-    "A second private step would be made of one draw, and costs more than another draw "
-    "does: two steps of noise multiplier z on one draw are one of z / sqrt(2). Take "
-    "another element for every step of every private optimizer: x, y, w = "
-    "next(iterator)." + see("two-steps-on-one-draw")
+    "A second private step would be made of one draw, and costs more than a new draw: "
+    "two steps of noise multiplier z on one draw are one step of z / sqrt(2). Take a "
+    "new element for every step of every private optimizer: x, y, w = next(iterator)."
+    + see("two-steps-on-one-draw")
 )
 
 
-class _Here(threading.local):
-    """What is known of the step that this thread is at; replicas have one each."""
+class _CurrentStep(threading.local):
+    """The element and the kind of the step in this thread; each replica has a thread.
+
+    Attributes:
+      weights: the weights of the elements of nested calls of `given_element`.
+      releases: whether the step is a private step.
+    """
 
     def __init__(self) -> None:
         self.weights: list[Any] = []
         self.releases = False
 
 
-_HERE = _Here()
-# Of graphs, the weights of the elements that a step was made of, and by which ops.
+_CURRENT = _CurrentStep()
+# For each graph, the weights of the elements that private steps were made of.
 _RELEASED: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
 def given_element(weights: Any) -> Iterator[None]:
-    """Says that what is computed within is of one element of drawn batches.
+    """Declares that the computation inside belongs to an element of drawn batches.
 
     Args:
-      weights: the weights of the element, as the drawer made them; None for data that
-        are of no drawn batch.
+      weights: the weights of the element, as the drawer made them; None for data of
+        no drawn batch.
     """
-    _HERE.weights.append(weights)
+    _CURRENT.weights.append(weights)
     try:
         yield
     finally:
-        _HERE.weights.pop()
+        _CURRENT.weights.pop()
 
 
 @contextlib.contextmanager
 def released() -> Iterator[None]:
-    """Says that a private step is made of what is computed within."""
-    _HERE.releases = True
+    """Declares that a private step is made of the computation inside."""
+    _CURRENT.releases = True
     try:
         yield
     finally:
-        _HERE.releases = False
+        _CURRENT.releases = False
 
 
-class Room(NamedTuple):
-    """How many records a loss has room for.
+class ExpectedRecords(NamedTuple):
+    """How many records a batch of a loss should have.
 
     Attributes:
-      records: how many, a scalar.
-      static: the same, if it is static.
-      rows_each: rows of each.
+      records: the number of records, a scalar.
+      static: the number of records if it is static, else None.
+      rows_each: the number of rows of each record.
     """
 
     records: tf.Tensor
@@ -108,66 +112,68 @@ class Room(NamedTuple):
 
 
 def present_in_graph(
-    graph: tf.Graph, sources: Sequence[tf.Tensor], room: Room
+    graph: tf.Graph, sources: Sequence[tf.Tensor], expected: ExpectedRecords
 ) -> tf.Tensor | None:
-    """Which records of a batch are there.
+    """Which places of a batch hold records.
 
     Args:
-      graph: of the loss.
+      graph: the graph of the loss.
       sources: the data behind the loss.
-      room: for how many.
+      expected: how many records the loss is of.
 
     Returns:
-      `[records]`; None if the data are of no drawn batch that is known of.
+      `[records]` booleans; None if no drawn batch is known for the data.
 
     Raises:
-      LossStructureError: if the element has another number of rows than the loss.
+      LossStructureError: if the element and the loss differ in their number of rows.
       PrivacyMismatchError: if a private step was made of the same element before.
     """
     sources = [s for s in sources if s.shape.rank and s.op.type != "Const"]
-    if _HERE.weights and _HERE.weights[-1] is None:
+    if _CURRENT.weights and _CURRENT.weights[-1] is None:
         return None
-    if _HERE.weights and _tf_private.is_eager(tf.nest.flatten(_HERE.weights[-1])[0]):
+    if _CURRENT.weights and _tf_private.is_eager(
+        tf.nest.flatten(_CURRENT.weights[-1])[0]
+    ):
         # A function within an eager training step: each call has its own element.
-        return _of_taken(graph, room)
-    if _HERE.weights:
-        if _are_of_other_iterators(sources, _HERE.weights[-1]):
-            # Of undrawn data, which the callback reports.
+        return _of_taken(graph, expected)
+    if _CURRENT.weights:
+        if _are_of_other_iterators(sources, _CURRENT.weights[-1]):
+            # The data are not drawn; the callback of the run reports that.
             return None
-        return _of_weights(graph, _HERE.weights[-1], room)
+        return _of_weights(graph, _CURRENT.weights[-1], expected)
     if not sources or not _tf_private.is_function_graph(graph):
         return None
     found = next(filter(None, map(_taken_in_graph, sources)), None)
     if found is None and all(s.op.type in ops.ITERATORS for s in sources):
-        # The data are of no draw, whatever the functions around were given.
+        # The data are not drawn, whichever elements the functions around have.
         return None
     found = found or _taken_around(graph)
     if found is not None:
         weights, drawer = found
-        if _HERE.releases and not isinstance(drawer.scheme, FullBatch):
+        if _CURRENT.releases and not isinstance(drawer.scheme, FullBatch):
             _refuse_second(graph, weights)
-        return _of_weights(graph, weights, room)
-    return _of_taken(graph, room)
+        return _of_weights(graph, weights, expected)
+    return _of_taken(graph, expected)
 
 
 def present_in_eager(records: int) -> tf.Tensor | None:
-    """The same of a loss that eager code computed, of one row for each record."""
-    if _HERE.weights and _HERE.weights[-1] is None:
+    """Which places of a batch hold records, for a loss of eager code, a row each."""
+    if _CURRENT.weights and _CURRENT.weights[-1] is None:
         return None
-    if _HERE.weights:
-        found = _by_record(_HERE.weights[-1], 1)
+    if _CURRENT.weights:
+        found = _by_record(_CURRENT.weights[-1], 1)
         if found.shape[0] != records:
             raise LossStructureError(_OTHER_ROWS)
         return found
-    (mask,) = _masks(records, 1, _HERE.releases, told_apart=False)
+    (mask,) = _masks(records, 1, _CURRENT.releases, told_apart=False)
     return None if len(mask) != records else tf.constant(mask)
 
 
-# The element is in the graph.
+# Way 2: the element is in the graph.
 
 
 def _taken_in_graph(tensor: tf.Tensor) -> tuple[list[tf.Tensor], Drawer] | None:
-    """The weights of the element that a tensor is a part of, and who drew it."""
+    """The weights and the drawer of the element that a tensor is a part of."""
     graph: Any = tensor.graph
     while _tf_private.is_function_graph(graph):
         outside = {id(inner): outer for outer, inner in graph.captures}.get(id(tensor))
@@ -175,7 +181,7 @@ def _taken_in_graph(tensor: tf.Tensor) -> tuple[list[tf.Tensor], Drawer] | None:
             break
         tensor, graph = outside, outside.graph
     if tensor.op.type != "Placeholder":
-        # An iterator's, or those of a branch that asks whether there is another one.
+        # The outputs of an iterator, or of a branch that asks an iterator for more.
         return _weights_among(tensor.op.outputs)
     own = _tf_private.is_function_of_data_set(graph)
     own = own or getattr(graph, "name", "") in _keras_marks.STEP_FUNCTIONS
@@ -183,7 +189,7 @@ def _taken_in_graph(tensor: tf.Tensor) -> tuple[list[tf.Tensor], Drawer] | None:
 
 
 def _taken_around(graph: Any) -> tuple[list[tf.Tensor], Drawer] | None:
-    """The same, of the only element that the functions around a function take."""
+    """The weights and the drawer of the only element that the functions around take."""
     graph = _tf_private.function_around(graph).outer_graph
     while _tf_private.is_function_graph(graph):
         taken = [
@@ -197,8 +203,8 @@ def _taken_around(graph: Any) -> tuple[list[tf.Tensor], Drawer] | None:
         if found:
             raise LossStructureError(
                 "Several elements are taken from iterators around the function that "
-                "has the private step in it, so which of its rows are records cannot "
-                "be told. Compute the loss where its element is taken."
+                "contains the private step, so the rows that are records cannot be "
+                "told from filling. Compute the loss where its element is taken."
                 + see("rows-that-fill-a-batch-up")
             )
         graph = graph.outer_graph
@@ -206,7 +212,7 @@ def _taken_around(graph: Any) -> tuple[list[tf.Tensor], Drawer] | None:
 
 
 def _weights_at_end(graph: Any) -> tuple[list[tf.Tensor], Drawer] | None:
-    """Of a function whose last arguments are an element."""
+    """The weights and the drawer, if a function's last arguments are an element."""
     inner = {id(t) for _, t in graph.captures}
     given = [t for t in graph.inputs if id(t) not in inner]
     for start in range(len(given)):
@@ -218,7 +224,7 @@ def _weights_at_end(graph: Any) -> tuple[list[tf.Tensor], Drawer] | None:
 def _weights_among(
     tensors: Sequence[tf.Tensor],
 ) -> tuple[list[tf.Tensor], Drawer] | None:
-    """The weights among tensors, if those are an element of drawn batches."""
+    """The weights among tensors, and the drawer, if the tensors are a drawn element."""
     for drawer in list(DRAWERS):
         for spec in drawer.specs:
             flat = tf.nest.flatten(spec, expand_composites=True)
@@ -231,20 +237,20 @@ def _weights_among(
 def _weights_by(
     specs: Sequence[tf.TensorSpec], number: int, tensors: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """The last tensors, so many, if all are of these specs; none otherwise."""
+    """The last `number` tensors if all tensors fit the specs; else an empty list."""
     fits = len(specs) == len(tensors) and all(map(_fits, specs, tensors))
     return list(tensors[-number:]) if fits else []
 
 
 def _fits(spec: tf.TensorSpec, tensor: tf.Tensor) -> bool:
-    """Whether a tensor may be one of these rows, however many there are."""
+    """Whether a tensor may hold rows of a spec, in any number."""
     if spec.dtype != tensor.dtype or not tensor.shape.rank:
         return False
     return spec.shape[1:].is_compatible_with(tensor.shape[1:])
 
 
 def _are_of_other_iterators(sources: Sequence[tf.Tensor], weights: Any) -> bool:
-    """Whether all data behind a loss are from other iterators than the element."""
+    """Whether all data behind a loss come from iterators of different elements."""
     own = tf.nest.flatten(weights)[0].op
     return bool(sources) and all(
         s.op.type in ops.ITERATORS and s.op is not own for s in sources
@@ -258,17 +264,19 @@ def _refuse_second(graph: tf.Graph, weights: Sequence[tf.Tensor]) -> None:
     before.add(weights[0].ref())
 
 
-def _of_weights(graph: Any, weights: Any, room: Room) -> tf.Tensor:
-    """The mask of weights that are known, checked to be of as many rows."""
+def _of_weights(graph: Any, weights: Any, expected: ExpectedRecords) -> tf.Tensor:
+    """The mask of known weights, checked to have a row for each row of the loss."""
     inner = [
         w if w.graph is graph else graph.capture(w) for w in tf.nest.flatten(weights)
     ]
-    found = _by_record(inner, room.rows_each)
-    static = room.static, found.shape[0]
+    found = _by_record(inner, expected.rows_each)
+    static = expected.static, found.shape[0]
     if None not in static and static[0] != static[1]:
         raise LossStructureError(_OTHER_ROWS)
     if None in static and not in_xla():
-        same = tf.debugging.assert_equal(tf.shape(found)[0], room.records, _OTHER_ROWS)
+        same = tf.debugging.assert_equal(
+            tf.shape(found)[0], expected.records, _OTHER_ROWS
+        )
         with tf.control_dependencies([] if same is None else [same]):
             found = tf.identity(found)
     return found
@@ -284,11 +292,11 @@ def _by_record(weights: Any, rows_each: int) -> tf.Tensor:
     return tf.reduce_any(tf.reshape(rows, [-1, rows_each]), axis=1)
 
 
-# Eager code has taken the element.
+# Way 3: eager code has taken the element.
 
 
-def _of_taken(graph: Any, room: Room) -> tf.Tensor | None:
-    """The mask of the element that eager code takes before it calls the function."""
+def _of_taken(graph: Any, expected: ExpectedRecords) -> tf.Tensor | None:
+    """The mask of the element that eager code takes before the call of the function."""
     around = _tf_private.function_around(graph)
     called = _called_from_outside(around)
     if called is None:
@@ -297,32 +305,32 @@ def _of_taken(graph: Any, room: Room) -> tf.Tensor | None:
     if _replicas() > 1:
         if own is None:
             return None
-        return _of_weights(graph, own, room)
-    releases = _HERE.releases
+        return _of_weights(graph, own, expected)
+    releases = _CURRENT.releases
 
     def masks():
         told = own is not None
-        return tf.constant(_masks(room.static, room.rows_each, releases, told))
+        return tf.constant(_masks(expected.static, expected.rows_each, releases, told))
 
     with tf.init_scope():
         saved = tf.constant(True, shape=[1, 1])
     spec = tf.TensorSpec([None, None], tf.bool)
     given = _tf_private.value_at_call(called, masks, spec, saved)
     given = given if called is graph else graph.capture(given)
-    return _fitted(given, own, graph, room)
+    return _fitted(given, own, graph, expected)
 
 
 def _called_from_outside(function: Any) -> Any:
-    """The function, or one around it, at each call of which Python can be asked.
+    """The innermost function, from here outwards, that Python is asked at each call of.
 
-    None within what a data set does with its elements.
+    None within a function that a data set applies to its elements.
     """
     found, within = function, False
     outer = function.outer_graph
     while _tf_private.is_function_graph(outer):
         around = _tf_private.function_around(outer)
         within |= around is not outer
-        # A branch or a loop cannot ask; a function asks whenever it is called.
+        # A branch or a loop cannot ask Python; a function asks at every call.
         found = around if within else found
         outer = around.outer_graph
         if _tf_private.is_function_of_data_set(around):
@@ -335,17 +343,20 @@ def _replicas() -> int:
     return 1 if context is None else context.num_replicas_in_sync
 
 
-def _fitted(masks, own, graph, room) -> tf.Tensor:
-    """The step's mask among those that may be; all are there if none has its rows."""
+def _fitted(masks, own, graph, expected) -> tf.Tensor:
+    """The step's mask among the possible masks.
+
+    All rows are records if no mask has the length of the step.
+    """
     number, length = tf.unstack(tf.shape(masks))
-    records = room.records
+    records = expected.records
     wide = tf.concat([masks, tf.ones([number, records], tf.bool)], axis=1)
     wide = tf.where(tf.equal(length, records), wide[:, :records], True)
     if own is None:
-        # Python has raised where there are several.
+        # `_masks` has raised if there are several masks.
         return tf.reduce_all(wide, axis=0)
     inner = [w if w.graph is graph else graph.capture(w) for w in own]
-    mine = _by_record(inner, room.rows_each)
+    mine = _by_record(inner, expected.rows_each)
     same = tf.reduce_any(tf.reduce_all(tf.equal(wide, mine), axis=1))
     told = tf.equal(number, 1) | same
     if not in_xla():
@@ -356,7 +367,7 @@ def _fitted(masks, own, graph, room) -> tf.Tensor:
 
 
 def _weights_given(graph: Any) -> list[tf.Tensor] | None:
-    """The weights among the arguments of a function, if it is given whole elements."""
+    """The weights among the arguments of a function that is given whole elements."""
     inner = {id(t) for _, t in graph.captures}
     given = [t for t in graph.inputs if id(t) not in inner]
     if _replicas() > 1:
@@ -368,15 +379,15 @@ def _weights_given(graph: Any) -> list[tf.Tensor] | None:
         if found := _weights_among(part):
             return found[0]
         for element in taken:
-            # The batches themselves may be gone.
+            # The object that drew the batches may be gone.
             if weights := _weights_by(element.specs, element.weights, part):
                 return weights
     return None
 
 
 _UNTOLD = (
-    "Several elements of drawn batches are at hand, and the weights that the step was "
-    "given are those of none of them, so which of its rows are records is not known."
+    "Several elements of drawn batches are at hand, and none of them has the weights "
+    "that the step was given, so the rows that are records are not known."
     + _LINES
     + see("rows-that-fill-a-batch-up")
 )
@@ -385,20 +396,20 @@ _UNTOLD = (
 def _masks(
     records: int | None, rows_each: int, releases: bool, told_apart: bool
 ) -> np.ndarray:
-    """Which records are there in the element that a step is of.
+    """Which rows of the step's element hold records.
 
     Args:
-      records: how many the step has room for; None if that is not static.
-      rows_each: rows of each.
-      releases: whether it is a private step.
-      told_apart: whether the step has weights that tell it apart from other elements.
+      records: how many records the step is of; None if the number is not static.
+      rows_each: the number of rows of each record.
+      releases: whether the step is a private step.
+      told_apart: whether the step has weights that tell its element from the rest.
 
     Returns:
-      `[K, records]`: of K elements, one of which the step is of; `[[True]]` where no
-      element is known of.
+      `[K, records]`: the masks of K elements, the step's element among them; `[[True]]`
+      where no element is known.
     """
-    if _HERE.weights and _HERE.weights[-1] is not None:
-        given = _by_record(_HERE.weights[-1], rows_each).numpy()
+    if _CURRENT.weights and _CURRENT.weights[-1] is not None:
+        given = _by_record(_CURRENT.weights[-1], rows_each).numpy()
         if records not in (None, len(given)):
             raise LossStructureError(_OTHER_ROWS)
         return given[np.newaxis]
@@ -412,8 +423,8 @@ def _masks(
     lengths = {len(mask) for mask in masks.values()}
     if len(lengths) > 1 or (len(masks) > 1 and not told_apart):
         raise PrivacyMismatchError(
-            f"{len(masks)} elements of drawn batches are at hand, and which of them "
-            "this step is of cannot be told, so neither can which of its rows are "
+            f"{len(masks)} elements of drawn batches are at hand, and the element of "
+            "this step cannot be told from the rest, so neither can the rows that are "
             "records." + _LINES + see("rows-that-fill-a-batch-up")
         )
     if releases and all(e.released and e.once for e in found):
@@ -424,15 +435,15 @@ def _masks(
 
 
 def _refuse_repeated_rows(found: Sequence[Any], records: int) -> None:
-    """Raises if the one element at hand seems to be in the step more than once."""
+    """Raises if the step seems to contain the only element at hand more than once."""
     if len(found) != 1 or found[0].released or not found[0].held:
         return
     rows = len(found[0].records)
     if records > rows and records % rows == 0:
         raise PrivacyMismatchError(
-            f"The step is of {records} rows, and the element that was drawn has "
-            f"{rows}: a record would be in it more than once, and clipped as several. "
-            "Augmented views of records are for batches that know of them: "
+            f"The step is of {records} rows, and the drawn element has {rows}: a "
+            "record would be in the step more than once, and clipped as several "
+            "records. For augmented views, draw batches with views: "
             f"scheme.batches(data, views={records // rows}), and map."
             + see("records-of-several-rows")
         )

@@ -1,17 +1,17 @@
-"""What losses do with the labels of the whole batch, made each label's own.
+"""Losses that look at the labels of the whole batch, changed to look at each label.
 
-**Hinge losses.** Keras turns labels 0 and 1 into -1 and 1 if no label of the batch is
-another: one record with a label of 5 would change everybody's. Here every label is
-converted by itself: 0 becomes -1, and all others stay what they are. That is the same
-for every batch of labels 0 and 1, and for every batch without a 0.
+**Hinge losses.** Keras turns labels 0 and 1 into -1 and 1 if the batch has no further
+label: a record with a label of 5 would change the gradients of all records. Here every
+label is converted alone: 0 becomes -1, and every further label stays. The result is the
+same for every batch of labels 0 and 1, and for every batch without a 0.
 
 **Sampled classes.** `tf.nn.sampled_softmax_loss` and `tf.nn.nce_loss` give the labels
 of the batch to the op that samples classes, look up the rows of labels and of sampled
-classes as one list, and cut what they find in two. The sampled classes do not depend on
-the labels: those only ask how likely each of them was to be sampled. So every class is
-asked for, and every label finds its own answer; and what is cut in two is looked up in
-two. The numbers are the same, to the bit. A sampler that learns from the labels is left
-as it is: what it draws is a statistic of the batches (`op_flows.py`).
+classes as one list, and cut the result in two. The sampled classes do not depend on the
+labels; the op only returns how likely each label was to be sampled. So here the sampler
+is asked for every class, and every label takes its entry; and the two lists are looked
+up separately. The numbers are the same, to the bit. A sampler that learns from the
+labels is not changed: its classes are a statistic of the batches (`op_flows.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def convert_each_label(loss: tf.Tensor) -> None:
 
 
 def _converted(op: tf.Operation) -> tf.Tensor | None:
-    """The labels, if `op` is Keras's conversion of them; else None."""
+    """The labels, if `op` is Keras's conversion of labels; else None."""
     if op.type not in ("If", "StatelessIf") or len(op.inputs) != 2:
         return None
     predicate, labels = op.inputs
@@ -101,7 +101,7 @@ def _replace(old: tf.Tensor, new: tf.Tensor) -> None:
 
 
 def _sampled_for_all(op: tf.Operation) -> list[tf.Tensor]:
-    """The outputs of a sampler, made by one that is told of every class."""
+    """The outputs of a sampler that is given every class in the place of the labels."""
     labels = op.inputs[0]
     every = "num_sampled" if op.type == "AllCandidateSampler" else "range_max"
     attributes = dict(op.node_def.attr)
@@ -123,7 +123,7 @@ def _sampled_for_all(op: tf.Operation) -> list[tf.Tensor]:
 
 
 def _looked_up_apart(op: tf.Operation) -> tf.Tensor | None:
-    """A piece of what was looked up for two lists of ids, looked up for one of them."""
+    """A slice of a lookup of two joined lists of ids, as a lookup of a single list."""
     found, passed = op.inputs[0], []
     while found.op.type in ("Identity", "Cast"):
         passed.append(found.op)
@@ -160,7 +160,7 @@ def _looked_up_apart(op: tf.Operation) -> tf.Tensor | None:
 
 
 def _bounds(tensor: tf.Tensor, first: tf.Tensor, rank: int) -> list | None:
-    """The entries of where a slice begins, or of its size; `_LENGTH` for `first`'s."""
+    """The `begin` or `size` entries of a slice; `_LENGTH` where that is `first`'s."""
     value = known_value(tensor)
     if value is None or len(value) != rank:
         return None

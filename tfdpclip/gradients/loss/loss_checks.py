@@ -1,4 +1,4 @@
-"""Refuses losses whose entries are no example's own."""
+"""Refuses losses with entries that are not the loss of an example alone."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from tfdpclip.gradients.flows.slices import axes_cut
 from tfdpclip.gradients.graph import ops, origins
 from tfdpclip.gradients.loss import advice
 
-# What the seeds of random numbers are called among an op's inputs.
+# The names of the inputs that are seeds, of ops that draw random numbers.
 _SEEDS = ("seed", "key", "counter")
-# And those that say of which size the numbers are.
+# The names of the inputs that are the range or scale of the random numbers.
 _RANGES = frozenset(
     """alpha counts lam logits maxval maxvals means minval minvals probs rate stddevs
     stdevs""".split()
 )
 BY_BATCH = (
     "The term {name!r} of the loss is no example's own, and is scaled with the number "
-    "of examples that happen to be in a batch: it would tell that number, without "
-    "noise. Scale it by a constant. "
+    "of examples in a batch: it would reveal that number without noise. Scale it by a "
+    "constant. "
 )
 
 
 def check_sizes(tensor: tf.Tensor, flows: Dataflow) -> None:
     """Raises if an example's loss is computed with the number of examples.
 
-    That is not public: one example more or less would change everybody's gradient.
+    That number is not public: an example more or less would change all gradients.
     """
     _refuse_means_of_padding(tensor)
     for op in ancestors([tensor]):
@@ -42,7 +42,7 @@ def check_sizes(tensor: tf.Tensor, flows: Dataflow) -> None:
             for t in op.inputs
             if flows[t].kind == SIZE
             and (t.dtype.is_floating or t.dtype == tf.bool)
-            # Not random numbers for a batch on another axis.
+            # Random numbers for a batch on a later axis do not have static shapes.
             and t.shape.is_fully_defined()
         ]
         chosen = _chosen_by(op)
@@ -56,7 +56,7 @@ def check_sizes(tensor: tf.Tensor, flows: Dataflow) -> None:
 
 
 def _refuse_cut(op: tf.Operation, flows: Dataflow) -> None:
-    """Raises if how many examples there are says what is taken of each."""
+    """Raises if the number of examples decides which entries of an example are cut."""
     flow = flows[op.inputs[0]] if op.type in ops.CUTS else None
     if flow is None or flow.kind != DATA or flow.axes is None:
         return
@@ -73,16 +73,16 @@ def _refuse_cut(op: tf.Operation, flows: Dataflow) -> None:
 
 
 def check_sizes_in(operations: Iterable[tf.Operation], flows: Dataflow) -> None:
-    """Raises if an op, of a gradient, computes with the number of examples.
+    """Raises if an op of a gradient computes with the number of examples.
 
-    A length, or what a mean is divided by, is no such number: it is the same however
-    many examples there are.
+    A length, or the divisor of a mean, is no such number: it does not change with the
+    number of examples.
     """
     for op in operations:
         chosen = _chosen_by(op)
         real = [t for t in op.inputs if t.dtype.is_floating or t.dtype == tf.bool]
         real += [op.inputs[i] for i in chosen]
-        # One that the loss only reshapes, and a gradient reads as it is.
+        # The loss only reshapes this Transpose, and a gradient reads it unchanged.
         turned = [t.op for t in op.inputs if t.op.type == "Transpose"]
         real += [before.inputs[i] for before in turned for i in _chosen_by(before)]
         size = next((t for t in real if _is_counted(t, flows)), None)
@@ -95,21 +95,21 @@ def check_sizes_in(operations: Iterable[tf.Operation], flows: Dataflow) -> None:
 def _refuse_size(size: tf.Tensor, op: tf.Operation) -> NoReturn:
     raise ExampleIsolationError(
         "An example's loss, or its gradient, is computed with the number of examples "
-        f"in the batch, {size.name!r}, at {op.name!r} (a {op.type}): one example more "
-        "or less would change the gradients of all others. Use the public "
+        f"in the batch, {size.name!r}, at {op.name!r} (a {op.type}): adding or "
+        "removing an example would change the gradients of the rest. Use the public "
         "expected_batch_size, or batches of a static size." + see("mixed-examples")
     )
 
 
 def _is_counted(tensor: tf.Tensor, flows: Dataflow) -> bool:
-    """Whether a number depends on how many examples there are, and not on a length."""
+    """Whether a number depends on the number of examples, and not only on a length."""
     flow = flows[tensor]
     powers = (flow.power,) if flow.dims is None else flow.dims
     return any(power != 0 for power in powers) and _is_sized(tensor, flows)
 
 
 def _chosen_by(op: tf.Operation) -> tuple[int, ...]:
-    """The inputs that are no lengths, but say what is done: a branch, an axis, ..."""
+    """The inputs that choose what the op does: a branch, an axis, ...; no lengths."""
     if op.type in ops.BRANCHES:
         return (0,)
     if op.type == "Transpose" and keeps_order(op):
@@ -118,11 +118,11 @@ def _chosen_by(op: tf.Operation) -> tuple[int, ...]:
 
 
 def keeps_order(op: tf.Operation) -> bool:
-    """Whether what a Transpose gives is in the same order, whichever way it is done.
+    """Whether both possible orders of a Transpose give the same order of entries.
 
     `tf.vectorized_map` of a matrix product swaps the first two axes of the factor that
-    has the examples, unless one of them is 1, and then reshapes it to what swapped axes
-    give. Read by a Reshape, both are the same numbers.
+    has the examples, unless an axis has length 1, and then reshapes the result to the
+    swapped shape. A Reshape reads the same numbers from both orders.
     """
     choice = op.inputs[1].op
     if choice.type not in ("Select", "SelectV2"):
@@ -149,7 +149,7 @@ def keeps_order(op: tf.Operation) -> bool:
 
 
 def _axis_of_length(length: tf.Tensor, tensor: tf.Tensor) -> int:
-    """Of which axis of a tensor a number is the length; -1 if it is of none."""
+    """The axis of a tensor that a number is the length of; -1 if there is none."""
     cut = length.op
     if cut.type != "StridedSlice" or cut.inputs[0].op.type != "Shape":
         return -1
@@ -164,7 +164,7 @@ def _axis_of_length(length: tf.Tensor, tensor: tf.Tensor) -> int:
 
 
 def _refuse_means_of_padding(tensor: tf.Tensor) -> None:
-    """Raises if a mean is over as many entries as the longest example has."""
+    """Raises if a mean divides by the length of the longest example."""
     above = ancestors([tensor])
     padded = {op for op in above if op.type in ops.PADDED}
     padded = {op for op in padded if None in op.outputs[0].shape.as_list()[1:]}
@@ -181,8 +181,8 @@ def _refuse_means_of_padding(tensor: tf.Tensor) -> None:
         if unknown and longest is not None:
             raise ExampleIsolationError(
                 f"{op.name!r} (a Mean) divides by the length to which {longest.name!r} "
-                f"(a {longest.type}) pads, that of the longest example of the batch: "
-                "its loss, and gradient, would change those of all others. Pad to a "
+                f"(a {longest.type}) pads, the length of the longest example of the "
+                "batch: that example would change the gradients of the rest. Pad to a "
                 "constant length, as by TextVectorization(output_sequence_length=...), "
                 "or leave padding out, as by Embedding(mask_zero=True)."
                 + see("mixed-examples")
@@ -190,9 +190,9 @@ def _refuse_means_of_padding(tensor: tf.Tensor) -> None:
 
 
 def _refuse_sized_draw(op: tf.Operation, flows: Dataflow) -> None:
-    """Raises if random numbers are drawn by a seed, or of a range, made of the size.
+    """Raises if the seed or range of random numbers is made of the number of examples.
 
-    With an example more, all of them would be others.
+    An example more would change all random numbers.
     """
     seeded = op.type.startswith(ops.SEEDED_DRAWS)
     if not seeded and op.type not in ops.RANDOM:
@@ -202,8 +202,8 @@ def _refuse_sized_draw(op: tf.Operation, flows: Dataflow) -> None:
             raise ExampleIsolationError(
                 f"The seed of random numbers, {tensor.name!r} at {op.name!r} (a "
                 f"{op.type}), is computed with the number of examples in the batch: "
-                "one example more or less would change the random numbers of all "
-                "others, and so their gradients. Take it from a variable or a constant."
+                "adding or removing an example would change the random numbers and the "
+                "gradients of the rest. Take the seed from a variable or a constant."
                 + see("mixed-examples")
             )
         if argument.name in _RANGES and _is_counted(tensor, flows):
@@ -211,9 +211,9 @@ def _refuse_sized_draw(op: tf.Operation, flows: Dataflow) -> None:
 
 
 def _is_sized(tensor: tf.Tensor, flows: Dataflow) -> bool:
-    """Whether a number is made of the batch's size.
+    """Whether a number is made of the number of examples.
 
-    The state of a generator is not, by however many numbers it moves on afterwards.
+    The state of a generator is not, although drawing moves the state by that number.
     """
     if flows[tensor].kind != SIZE:
         return False
@@ -222,13 +222,13 @@ def _is_sized(tensor: tf.Tensor, flows: Dataflow) -> bool:
 
 
 def check_not_selected(tensor: tf.Tensor, flow: Flow) -> None:
-    """Refuses what ops with advice of their own made of all the examples."""
+    """Refuses results of all examples, of ops that have their own entry in `advice`."""
     if flow.coupled is not None and advice.has_own(flow.coupled):
         check_uncoupled(tensor, flow)
 
 
 def check_uncoupled(tensor: tf.Tensor, flow: Flow) -> None:
-    """Raises if an example's loss depends on other examples."""
+    """Raises if an example's loss depends on further examples."""
     if flow.coupled is not None:
         op = flow.coupled
         raise ExampleIsolationError(
@@ -240,7 +240,7 @@ def check_uncoupled(tensor: tf.Tensor, flow: Flow) -> None:
 
 
 def check_static_size(loss: tf.Tensor, flows: Dataflow) -> None:
-    """Raises if a loss has another static size than the data have examples."""
+    """Raises if the static length of a loss differs from the number of examples."""
     sizes = {source.shape[0] for source in flows.sources if flows[source].leads}
     if sizes and None not in sizes and loss.shape[0] not in (None, *sizes):
         raise LossStructureError(
@@ -264,8 +264,10 @@ def refuse_float16(flows: Dataflow) -> None:
                 )
 
 
-def as_long(tensor: tf.Tensor, name: str, batch_size: tf.Tensor) -> list[tf.Operation]:
-    """An assertion (which XLA drops) that a term has as many entries per example."""
+def assert_whole_examples(
+    tensor: tf.Tensor, name: str, batch_size: tf.Tensor
+) -> list[tf.Operation]:
+    """An assertion, dropped by XLA, of equally many entries for every example."""
     size = tf.size(tensor)
     each = size // tf.maximum(batch_size, 1)
     assertion = tf.debugging.Assert(
@@ -282,7 +284,7 @@ def as_long(tensor: tf.Tensor, name: str, batch_size: tf.Tensor) -> list[tf.Oper
 
 
 def refuse_collectives(flows: Dataflow) -> None:
-    """Raises if a loss depends on what other replicas or machines computed."""
+    """Raises if a loss depends on results of further replicas or machines."""
     for op in flows.ops:
         kinds = [op.type]
         for name in origins.functions_of(op):
@@ -293,9 +295,9 @@ def refuse_collectives(flows: Dataflow) -> None:
         found = next((k for k in kinds if k.startswith(ops.COLLECTIVES)), None)
         if found is not None:
             raise ExampleIsolationError(
-                f"The loss depends on {op.name!r}, in which replicas exchange what "
-                f"they computed ({found}): examples of one replica would reach the "
-                "gradients of another's. Combine nothing of the replicas in the model "
-                "(synchronised batch normalisation does: use "
+                f"The loss depends on {op.name!r}, in which replicas exchange results "
+                f"({found}): the examples of a replica would reach the gradients of "
+                "examples of all replicas. Combine nothing of the replicas in the "
+                "model (for synchronised batch normalisation, write "
                 "dpc.keras.convert_batchnorm(model))." + see("several-replicas")
             )

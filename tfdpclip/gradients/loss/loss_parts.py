@@ -1,9 +1,9 @@
-"""Takes a loss apart into one loss per example.
+"""Takes a loss apart into a loss for each example.
 
-Keras hands an optimizer one number. In the graph that number is a sum over the batch,
+Keras hands an optimizer a number. In the graph that number is a sum over the batch,
 and this module walks back from it through linear ops to the tensors that still have
-one entry (or several) per example. Terms that depend on no example, such as weight
-decay, are set aside. What cannot be taken apart with certainty is refused.
+an entry (or several) for each example. Terms that depend on no example, like weight
+decay, are set aside. A loss that cannot be taken apart with certainty is refused.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class LossParts:
     """A loss, taken apart.
 
     Attributes:
-      per_example: `[B]`; the model's loss is its mean plus `shared`.
+      per_example: `[B]`; the model's loss is the mean of this plus `shared`.
       present: `[B]` booleans, False for padding (weight 0 in every weighted term, or
         no record of a drawn batch); None if nothing is known of either.
       shared: the sum of the terms that depend on no example, a scalar; None if none.
       batch_size: B, a scalar int32 tensor.
       counted: whether `per_example` was multiplied by B, because a term is a sum over
-        the batch and nobody said how large that is.
+        the batch and no public batch size was given.
     """
 
     per_example: tf.Tensor
@@ -52,7 +52,7 @@ class LossParts:
     def note_present(self, drawn: tf.Tensor | None) -> None:
         """Notes which records were drawn, `[B]`, if that is known.
 
-        A regulariser of activities is padding's, too, where padding has no weight.
+        A regulariser of activities counts padding, too; the weights of the draw tell.
         """
         if drawn is not None and self.present is not None:
             drawn = tf.logical_and(drawn, self.present)
@@ -68,16 +68,16 @@ def take_apart(
     """Takes `loss` apart.
 
     Args:
-      loss: a scalar, or one loss per example: `[B]`, or `[B, ...]`, which is averaged
-        over the trailing axes.
+      loss: a scalar, or a loss for each example: `[B]`, or `[B, ...]`, which is
+        averaged over the trailing axes.
       flows: the analysis of `loss`.
       nominal_batch_size: the public number of examples in a physical batch, used to
         scale a loss that was summed, not averaged, over a batch of unknown size.
       replicas: over how many equal parts of a batch losses are added up. A term that is
-        a mean over one part counts as 1 / `replicas` of the mean over the batch.
+        a mean over a part counts as 1 / `replicas` of the mean over the batch.
 
     Raises:
-      LossStructureError: if that cannot be done with certainty.
+      LossStructureError: if the loss cannot be taken apart with certainty.
       ExampleIsolationError: if a term depends on a statistic of the batch.
     """
     if loss.shape.rank is None:
@@ -88,10 +88,10 @@ def take_apart(
         return _from_vector(loss, flows, replicas)
     if replicas > 1 and flows.batch_size == 1:
         raise LossStructureError(
-            "A replica's batch has one example, of which a mean cannot be told from a "
-            "sum: the loss's scale is unknown. Give each replica two or more, padding "
-            "among them (batches.distribute(strategy) does), or one loss for each "
-            "example." + see("several-replicas")
+            "A replica's batch has a single example, so a mean cannot be told from a "
+            "sum, and the loss's scale is unknown. Give each replica two examples or "
+            "more, padding included (batches.distribute(strategy) does), or give a "
+            "loss for each example." + see("several-replicas")
         )
     walker = _Walker(flows)
     walker.visit(loss, Scale())
@@ -110,14 +110,14 @@ def take_apart(
             raise LossStructureError(
                 f"The term {tensor.name!r} of the loss is scaled with the batch size "
                 f"to the power {power}, where a mean over the batch has -1 and a sum "
-                "0: its scale would depend on how many examples there happen to be. "
+                "0: its scale would depend on the number of examples in the batch. "
                 + FIX
             )
         sum_of_unknown = power == 0 and nominal_batch_size is None
         counted |= sum_of_unknown
         if power == 0 and nominal_batch_size is not None:
-            # A sum over the batch: multiplying by the number of examples that happen
-            # to be there would let each example change the others' gradients.
+            # A sum over the batch. If it were multiplied by the actual number of
+            # examples, each example could change the gradients of the rest.
             first = nominal_batch_size
         term = tf.reduce_sum(entries, axis=1)
         with size_uses.scaled_by_count() if sum_of_unknown else nullcontext():
@@ -131,7 +131,7 @@ def take_apart(
 def _from_vector(loss: tf.Tensor, flows: Dataflow, replicas: int) -> LossParts:
     shared = []
     while loss.op.type in ("AddV2", "Add") and loss.shape.rank:
-        # A regulariser that was added to each example's loss is no example's own.
+        # A regulariser that was added to each example's loss belongs to no example.
         a, b = loss.op.inputs
         if a.shape.rank == 0 and flows[a].kind != DATA:
             a, b = b, a
@@ -221,14 +221,14 @@ class _Walker:
                 loss_checks.check_sizes(rest, self._flows)
                 self.terms.append((rest, scale))
                 return
-            # A regulariser inside the mean is no example's own: set it aside.
+            # A regulariser inside the mean belongs to no example: set it aside.
             rest_of, shared, sign = penalty
             count = scale.multiply(tf.size(rest), 1)
             self._set_aside(shared, count if sign > 0 else count.negate())
             self.visit(rest_of, scale)
         elif flow.axes is None and _may_lead(tensor, self._flows):
-            # An op the analysis does not know came before: the proof ends there, and
-            # each example's loss is made from its own data alone.
+            # An op that the analysis does not know came before: the proof ends there,
+            # and each example's loss is made from the data of that example alone.
             loss_checks.check_uncoupled(tensor, flow)
             loss_checks.check_sizes(tensor, self._flows)
             self.terms.append((tensor, scale))
@@ -262,7 +262,7 @@ class _Walker:
             )
 
     def _stopped(self, tensor, scale):
-        """Adds what has a gradient for what it is multiplied by alone, in `scale`."""
+        """Adds terms with a gradient for the factors in `scale`, not for `tensor`."""
         within = _Walker(self._flows)
         within.visit(tensor, scale)
         for found, into in (
@@ -293,7 +293,7 @@ class _Walker:
     def _peel(self, tensor, scale):
         """Takes factors that depend on the batch size out of a `[B, ...]` tensor.
 
-        Where that size is static, it may be any constant.
+        A static batch size may be hidden in any constant.
         """
         while True:
             op = tensor.op
@@ -388,7 +388,7 @@ def _constant_power(
 
     power = 0
     for factor, divides in scale.given:
-        # A literal factor is the caller's own number, whatever it happens to equal; a
+        # A literal factor is the caller's own number, even if it equals a size; a
         # literal divisor may be a size that was folded.
         if divides:
             power -= is_count(factor)
@@ -424,10 +424,10 @@ def _examples_of(tensor: tf.Tensor, flows: Dataflow) -> tf.Tensor:
     if each == 1:
         return rows
     message = (
-        f"rows_per_record={each}: a batch holds whole records, whose rows follow each "
-        f"other, and {tensor.name!r} has a number of rows that is no multiple of {each}"
-        ". Draw the batches with as many: scheme.batches(data, "
-        f"views={each}), or by the scheme that draws people."
+        f"rows_per_record={each}, but {tensor.name!r} has a number of rows that is no "
+        f"multiple of {each}: a batch must hold whole records, with the rows of a "
+        "record next to each other. Draw the batches with as many rows: "
+        f"scheme.batches(data, views={each}), or by the scheme that draws people."
     )
     static = tensor.shape[0]
     if static is not None:
@@ -444,8 +444,10 @@ def _rows_by_example(tensor, flows, batch_size) -> tf.Tensor:
     flow, name = flows[tensor], tensor.name
     tensor = _in_float32(tensor)
     if flow.axes is None and tensor.shape[0] is None:
-        # That axis 0 counts examples was assumed.
-        with tf.control_dependencies(loss_checks.as_long(tensor, name, batch_size)):
+        # The analysis only assumed that axis 0 counts examples.
+        with tf.control_dependencies(
+            loss_checks.assert_whole_examples(tensor, name, batch_size)
+        ):
             tensor = tf.identity(tensor)
     if flow.minor:
         tensor = tf.reshape(tensor, [-1, batch_size, _entries_per_row(tensor)])

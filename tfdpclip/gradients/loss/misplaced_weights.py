@@ -1,4 +1,4 @@
-"""Refuses weights that meet losses along other axes than their own."""
+"""Refuses weights that multiply losses along different axes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA
 
 _FIX = (
-    "Weights belong to losses before any is averaged: give them as sample_weight to a "
-    "loss that averages each example's own entries, loss = "
-    "dpc.keras.PerExampleLoss(loss), in fit(...) or as "
-    "loss(y, y_pred, sample_weight=weights)."
+    "Weights multiply losses before any average: give them as sample_weight to a loss "
+    "that averages each example's own entries, loss = dpc.keras.PerExampleLoss(loss), "
+    "in fit(...) or as loss(y, y_pred, sample_weight=weights)."
 )
 
 
 def refuse_weights(op: tf.Operation, flows: Dataflow) -> None:
-    """Raises if an op multiplies losses by weights that have other axes.
+    """Raises if an op multiplies losses by weights that have different axes.
 
-    Weights `[batch]` meet losses `[batch, T]` along T where T is as long, and the mean
-    of a batch along nothing.
+    Weights `[batch]` multiply losses `[batch, T]` along T if T equals the batch size;
+    and every weight multiplies a mean over the batch.
     """
     if op.type != "Mul":
         return
@@ -32,7 +31,7 @@ def refuse_weights(op: tf.Operation, flows: Dataflow) -> None:
         return
     raise LossStructureError(
         f"{op.name!r} multiplies losses of shape {_shown(losses)} by weights of shape "
-        f"{_shown(weights)}, whose axes are others. {_FIX}"
+        f"{_shown(weights)}, which have different axes. {_FIX}"
         + see("labels-for-each-token")
     )
 

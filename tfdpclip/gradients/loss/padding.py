@@ -1,4 +1,4 @@
-"""Which examples of a batch are padding, as the weights of a loss tell."""
+"""Which examples of a batch are padding, as told by the weights of a loss."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def weights_mask(
 ) -> Mask | None:
     """Which examples have a weight other than 0, if the term is weighted.
 
-    A term that Keras was given no weights for is weighted by the constant 1, or by
-    nothing (Keras 3): all its examples are real. Another term without any weight (an
-    activity regulariser) says nothing.
+    Where Keras is given no weights, it weights a term by the constant 1, or by nothing
+    (Keras 3): all examples of the term are real. A term that never has weights (an
+    activity regulariser) tells nothing.
     """
     while True:
         op = tensor.op
@@ -50,14 +50,14 @@ def weights_mask(
 
 @dataclasses.dataclass
 class Mask:
-    """Which examples a term gives a weight, and whether that is Keras's doing."""
+    """Which examples have a weight in a term, and whether Keras made the weights."""
 
     present: tf.Tensor
     from_keras: bool
 
 
 def _unweighted(op: tf.Operation, batch_size: tf.Tensor) -> Mask | None:
-    """What a term without weights says: nothing, unless it is a compiled loss."""
+    """The mask of an unweighted term: all examples if Keras compiled it, else None."""
     if _keras_marks.COMPILED_LOSS not in op.name:
         return None
     return Mask(tf.ones([batch_size], tf.bool), True)
@@ -69,11 +69,11 @@ def _is_one(tensor: tf.Tensor) -> bool:
 
 
 def any_present(masks: list[Mask | None]) -> tf.Tensor | None:
-    """Which examples some term gives a weight; None if nothing is known of weights.
+    """Which examples have a weight in some term; None if no weights are known.
 
     Keras's weights tell padding from examples for every term, also for an activity
-    regulariser, which has no weights. Any other factor of a loss (a label, say) is a
-    weight only if every term has one.
+    regulariser, which has no weights. Any further factor of a loss (a label, say) is a
+    weight only if every term has a factor of this kind.
     """
     found = [mask for mask in masks if mask is not None]
     if len(found) < len(masks):

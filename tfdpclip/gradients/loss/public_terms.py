@@ -1,4 +1,4 @@
-"""What may be added to clipped gradients as it is: terms that are nobody's."""
+"""The terms of a loss that belong to no example; their gradients are not clipped."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def check_public(tensor: tf.Tensor, flows: Dataflow) -> None:
 
     The gradient of such a term is added after the clip, without noise. So it may depend
     on trained variables, on variables that were declared to be public, on numbers and
-    on randomness, and on nothing else: a constant or a variable may hold data.
+    on randomness, and on nothing else: any further constant or variable may hold data.
 
     Raises:
-      LossStructureError: naming what the term depends on.
+      LossStructureError: naming the op or variable that the term depends on.
     """
     seen: set[tf.Operation] = set()
     pending = [tensor.op]
@@ -40,10 +40,10 @@ def check_public(tensor: tf.Tensor, flows: Dataflow) -> None:
 def check_public_gradients(
     term: tf.Tensor, gradients: Sequence[tf.Tensor], flows: Dataflow
 ) -> None:
-    """Refuses a term whose gradient function takes data, where it does not itself.
+    """Refuses a term with a gradient function that takes data the term does not take.
 
     Raises:
-      LossStructureError: naming what the gradient depends on.
+      LossStructureError: naming the op or variable that the gradient depends on.
     """
     sized = [op for op in ancestors(gradients) if op.type in ops.SIZES]
     for op in ancestors(gradients, stop=sized):
@@ -83,11 +83,10 @@ def _check_op(tensor, op, flows):
 
 def _refuse(tensor, what):
     raise LossStructureError(
-        f"The loss has a term, {tensor.name!r}, that is no example's own: it would be "
-        "added after the clip, without noise. That is for weight decay and the like, "
-        f"but this term depends on {what}. If it belongs to the examples of a batch, "
-        "make it a part of each example's loss, of shape [batch]. If its value is "
-        "public, keep it in a variable and say so: anchor = tf.Variable(value, "
+        f"The loss has a term, {tensor.name!r}, that is no example's own: its gradient "
+        f"is added after the clip, without noise. But it depends on {what}. If it "
+        "belongs to examples, make it a part of each example's loss, of shape [batch]. "
+        "If it is public, keep it in a variable: anchor = tf.Variable(value, "
         "trainable=False, name='anchor') and "
         "dpc.keras.DPSGD(..., public_variables=['anchor'])."
         + see("terms-that-are-nobodys")

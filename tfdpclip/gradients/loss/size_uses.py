@@ -1,9 +1,9 @@
-"""Where a number goes that depends on how many examples there are.
+"""Finds uses of a number that depends on how many examples there are.
 
-As the length of an axis that counts examples it is harmless, and so it is within other
-such numbers: `sizes.py` knows of which power of the number of examples they are. Every
-other use is reported: a factor, a branch, an index, the length of another axis, the end
-of a range, the number of steps of a loop.
+As the length of an axis that counts examples the number is harmless, and as a part of
+further numbers of this kind: `sizes.py` knows their power of the number of examples.
+Every further use is reported: a factor, a branch, an index, the length of any further
+axis, the end of a range, the number of steps of a loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tfdpclip.gradients.flows.slices import axes_cut
 from tfdpclip.gradients.graph import known, ops
 from tfdpclip.gradients.loss.loss_checks import keeps_order
 
-#: Which of their inputs are the shapes of elements, or of sparse tensors.
+#: The inputs that are shapes of list elements, or of sparse tensors.
 _OTHER_SHAPES = {
     "TensorListReserve": (0, 1),
     "EmptyTensorList": (0, 1),
@@ -31,30 +31,30 @@ _OTHER_SHAPES = {
     "SparseFillEmptyRows": (2,),
     "SparseReorder": (2,),
     "SparseSoftmax": (2,),
-    # How many rows the entries are of.
+    # The number of rows of the entries.
     "RaggedTensorToTensor": (3,),
 }
 
 
-# The attribute of ops that multiply the losses of a sum by how many there are.
+# The attribute of ops that multiply the losses of a sum by the number of examples.
 _COUNT = "_tfdpclip_count"
 
 
 def scaled_by_count() -> contextlib.AbstractContextManager[None]:
-    """Marks the ops made within: they make shares of a sum the losses of examples.
+    """Marks the ops made inside, which make an example's loss of its share of a sum.
 
-    So the examples' losses of a sum are defined (`loss.take_apart`) where no public
-    number of examples was given: a factor that the caller knows of.
+    Where no public number of examples was given, the losses of a sum are defined this
+    way (`loss.take_apart`): the caller knows the factor.
     """
     return _tf_private.attribute_of_new_ops(_COUNT, "count")
 
 
 def is_harmful(op: tf.Operation, output: tf.Tensor, flows) -> bool:
-    """Whether an output is computed with the number of examples, beyond a length.
+    """Whether an output is computed with the number of examples, except as a length.
 
     Args:
       op: an op that runs no function that is analysed.
-      output: one of its outputs, of kind `DATA`.
+      output: an output of the op, of kind `DATA`.
       flows: the analysis around the op, of batches of any size.
     """
     if _tf_private.text_attribute(op, _COUNT) is not None:
@@ -73,14 +73,14 @@ def _is_length(op, index, output, flow: Flow, size: Flow, flows) -> bool:
     if index in _OTHER_SHAPES.get(op.type, ()):
         return True
     if op.type in ("Bincount", "DenseBincount"):
-        # How many rows there are whose entries are counted.
+        # The number of rows with counted entries.
         return index == 1 and flow.entry is not None
     if op.type == "Range":
         return index == 1
     if op.type in ops.CUTS and index in ops.CUTS[op.type]:
         return _cuts_examples(op, size, flows)
     if op.type.startswith("TensorList"):
-        # A list of one element for each example, and a place in it.
+        # A list with an element for each example, and a place in the list.
         return flows[op.inputs[0]].example == places.EACH or (
             op.type == "TensorListSetItem" and flow.example == places.EACH and index < 2
         )
@@ -94,7 +94,7 @@ def _is_length(op, index, output, flow: Flow, size: Flow, flows) -> bool:
 
 
 def _others_fixed(output: tf.Tensor, flow: Flow, dims: tuple | None) -> bool:
-    """Whether no axis but those of the examples is as long as there are examples."""
+    """Whether only axes of the examples are as long as there are examples."""
     if output.shape.rank is None or flow.axes is None:
         return False
     lengths = output.shape.as_list()
@@ -108,7 +108,7 @@ def _others_fixed(output: tf.Tensor, flow: Flow, dims: tuple | None) -> bool:
 
 
 def _cuts_examples(op, size: Flow, flows) -> bool:
-    """Whether the number of examples is a place among the examples alone."""
+    """Whether the number of examples cuts along the axes of examples only."""
     flow = flows[op.inputs[0]]
     if flow.kind != DATA or flow.axes is None or size.dims is None:
         return False

@@ -1,8 +1,9 @@
 """Variables that a loss reads without training them.
 
-What one step writes into a variable and a loss reads back takes an example to the
-gradients of others, without clipping and noise. So such a variable must be public: a
-constant, a function of what is public, or declared by name.
+A step may write private data into a variable that the loss of a later step reads. The
+gradients of the later step would then contain these data, without clipping and noise.
+So every variable of this kind must be public: a constant, a function of public values,
+or declared public by name.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from tfdpclip.gradients.flows.dataflow import Dataflow, ancestors
 from tfdpclip.gradients.flows.flow import DATA, PUBLIC
 from tfdpclip.gradients.graph import op_copies, ops, origins
 
-# What a variable's public copy is called, as an attribute of the variable: what a step
-# writes into such a variable is put back to that before the next.
+# The name of the attribute with a variable's public copy. After each step the variable
+# is set back to the copy.
 PUBLIC_COPY = "_tfdpclip_public_copy"
-# Of a variable that a private optimizer trains, so that its values carry noise: the
-# variable that counts that optimizer's releases.
+# The name of the attribute, on a variable that a private optimizer trains, with the
+# variable that counts the optimizer's releases. The values of the former carry noise.
 TRAINED_PRIVATELY = "_tfdpclip_trained_privately"
 
 
 class PublicVariables:
-    """Variables that somebody declared to hold public values.
+    """Variables that the user declared to hold public values.
 
     Args:
       declared: variables, or names: of a variable ("bank", "bank:0"), or of a layer
-        or scope whose variables are meant ("teacher" for "teacher/dense/kernel:0").
+        or scope of variables ("teacher" for "teacher/dense/kernel:0").
 
     Raises:
-      ValueError: if an entry is neither.
+      ValueError: if an entry is neither a variable nor a name.
     """
 
     def __init__(self, declared: Iterable[tf.Variable | str] = ()):
@@ -63,8 +64,8 @@ class PublicVariables:
                 )
         self.names: tuple[str, ...] = tuple(dict.fromkeys(names))
 
-    def and_those_of(self, variables: Iterable[tf.Variable]) -> PublicVariables:
-        """These, and more variables."""
+    def with_variables(self, variables: Iterable[tf.Variable]) -> PublicVariables:
+        """These variables and `variables`, all declared public."""
         more = PublicVariables()
         more.names = self.names
         more._handles = [*self._handles, *(v.handle for v in variables)]
@@ -85,19 +86,19 @@ def _plain(name: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Read:
-    """A variable that a loss reads and nobody declared or trains.
+class StateRead:
+    """A variable that a loss reads and that is neither trained nor declared public.
 
     Attributes:
-      handle: its handle in the loss's graph.
-      identity: what tells it from other variables, whatever the graph: its own handle.
-      name: its name.
+      handle: the variable's handle in the loss's graph.
+      identity: the variable's own handle, the same in every graph.
+      name: the variable's name.
       variable: the variable, if it is known.
-      written: whether the graph assigns public values to it.
-      before: the value that it had when the step began, if that is not its value in
-        the end; None if it is not known.
-      releases: of a variable that another private optimizer trains, the count of that
-        one's releases: its value changes with those.
+      written: whether the graph assigns public values to the variable.
+      before: the value when the step began, if it may differ from the value at the
+        step's end; None if it is not known.
+      releases: the count of releases of the private optimizer that trains the variable,
+        if there is such an optimizer: each release changes the variable.
     """
 
     handle: tf.Tensor
@@ -127,26 +128,27 @@ def public_handles(
     return found
 
 
-def reads(
+def find_state_reads(
     loss: tf.Tensor, flows: Dataflow, gradients: Sequence[tf.Operation] = ()
-) -> list[Read]:
-    """The variables that `loss` reads, other than trained and public ones.
+) -> list[StateRead]:
+    """The variables that `loss` reads, except trained and public variables.
 
     Args:
       loss: the loss.
-      flows: its analysis.
-      gradients: ops that its gradients are made of: a function of one's own may read
-        there what the loss does not.
+      flows: the analysis of the loss.
+      gradients: the ops of the loss's gradients: a custom gradient function may read
+        variables that the loss does not read.
 
     Raises:
-      ExampleIsolationError: if the graph writes what depends on a batch to one of them.
+      ExampleIsolationError: if the graph writes values that depend on a batch to a
+        variable that the loss reads.
     """
     graph = loss.graph
     variables = _variables(graph)
     every = [*flows.ops, *gradients]
     _refuse_moved_generators(flows, every)
     writers: dict | None = None
-    found: dict[int, Read] = {}
+    found: dict[int, StateRead] = {}
     seen: set[tf.Operation] = set()
     trained: set[int] = set()
     pending = every
@@ -165,8 +167,8 @@ def reads(
                         _refuse(handle.op.name, writer)
             if flows.is_public(handle):
                 if getattr(variables.get(id(root)), PUBLIC_COPY, None) is not None:
-                    # It is put back, but only after the loss has read it. What was
-                    # read before is what it was put back to.
+                    # The variable is set back after the step, so a loss that reads the
+                    # variable before the write reads the public copy.
                     writers = writers or _writers(graph)
                     for writer in writers.get(id(root), ([], None))[0]:
                         if _is_before(writer, op) and _writes_data(writer, flows):
@@ -184,10 +186,10 @@ def reads(
                     _refuse(name, writer)
             releases = getattr(variable, TRAINED_PRIVATELY, None)
             for writer in wrote if releases is None else ():
-                # What it writes may be what other variables hold.
+                # The written value may come from further variables.
                 if not origins.writes_publicly(writer):
                     pending.extend(ancestors(_values(writer), stop=seen))
-            found[id(root)] = Read(
+            found[id(root)] = StateRead(
                 handle, root, name, variable, bool(wrote), before, releases
             )
     return list(found.values())
@@ -196,9 +198,10 @@ def reads(
 def _refuse_moved_generators(
     flows: Dataflow, operations: Sequence[tf.Operation]
 ) -> None:
-    """Raises if the graph moves a generator that the loss draws from by its data.
+    """Raises if data decide how the graph moves a generator that the loss draws from.
 
-    Its state is another after every draw, so that nobody compares it.
+    The state of a generator changes with every draw, so no comparison of states can
+    find this.
     """
     drawn = {
         id(origins.captured_from(handle)): handle
@@ -222,25 +225,26 @@ def _refuse_moved_generators(
 
 def _refuse_generator(handle: tf.Tensor, writer: tf.Operation):
     raise ExampleIsolationError(
-        f"The loss draws random numbers from the generator {handle.op.name!r}, which "
-        f"{writer.name!r} (a {writer.type}) moves by what may depend on the examples "
-        "of a batch: one example would change the random numbers, and the gradients, "
-        "of all others. Set a tf.random.Generator by constants only."
+        f"The loss draws random numbers from the generator {handle.op.name!r}, and "
+        f"{writer.name!r} (a {writer.type}) moves the generator by a value that may "
+        "depend on the examples of a batch: an example would change the random numbers "
+        "and the gradients of the rest. Set a tf.random.Generator by constants only."
         + see("state-that-a-loss-reads")
     )
 
 
-def refuse_what_others_left(
+def refuse_foreign_state(
     operations: Sequence[tf.Operation], of_examples: bool = True
 ) -> None:
-    """Raises if anything may come from where others left it: files, queues, tables.
+    """Raises if a value may come from files, queues or tables.
 
-    A write and the read after it are joined by nothing that an analysis, or another
-    run with other examples, could follow. Variables are not meant: see `reads`.
+    Batches or examples that came before may have written the value, and no analysis,
+    nor a run with different examples, can connect a write with the read that follows.
+    Variables are the business of `find_state_reads`.
 
     Args:
-      operations: what a loss, or a gradient of it, is computed by.
-      of_examples: whether other examples of the batch are others, too.
+      operations: the ops of a loss, or of a gradient of the loss.
+      of_examples: whether a value from an example of the same batch is refused, too.
 
     Raises:
       ExampleIsolationError: naming the op.
@@ -256,23 +260,23 @@ def refuse_what_others_left(
             refuse_python(op)
         if kind is not None:
             raise ExampleIsolationError(
-                f"The loss depends on {op.name!r} (a {kind}): what comes from there "
-                "may be of other batches, or of other examples of this one, and would "
-                "reach an example's gradient without having been clipped. Use "
-                "TensorFlow's ops, or run the code in the data pipeline, before "
-                "batches are drawn." + see("mixed-examples")
+                f"The loss depends on {op.name!r} (a {kind}), which may read data of "
+                "other batches, or of other examples of this batch: they would reach "
+                "an example's gradient without clipping. Use TensorFlow's ops, or run "
+                "the code in the data pipeline, before batches are drawn."
+                + see("mixed-examples")
             )
 
 
 def refuse_python(op: tf.Operation) -> None:
-    """Raises as Python code is behind a loss.
+    """Raises because Python code is behind a loss.
 
     Raises:
       ExampleIsolationError: naming the op.
     """
     raise ExampleIsolationError(
         "The loss of the examples passes through Python code, in "
-        f"{op.name!r} (a {op.type}), which nothing can look into: what it gives may be "
+        f"{op.name!r} (a {op.type}), which cannot be analysed: the result may be "
         "of other batches, and whether examples stay apart cannot be tested. Use "
         "TensorFlow's ops, or run the code in the data pipeline, before batches are "
         "drawn." + see("mixed-examples")
@@ -280,7 +284,7 @@ def refuse_python(op: tf.Operation) -> None:
 
 
 def _writer_of_table(operations: Iterable[tf.Operation]) -> tf.Operation | None:
-    """What writes to a lookup table that some ops read, if the graph does."""
+    """The op that writes to a lookup table that `operations` read, if there is any."""
     writers = None
     for op in operations:
         for handle in _handles_for(op, ops.TABLE_READS):
@@ -294,7 +298,7 @@ def _writer_of_table(operations: Iterable[tf.Operation]) -> tf.Operation | None:
 
 
 def _handles_for(op: tf.Operation, kind: frozenset[str]) -> Iterable[tf.Tensor]:
-    """The handles that the op, or a function that it calls, gives to such ops."""
+    """The op's handles that ops of `kind`, here or in called functions, use."""
     for index, handle in enumerate(op.inputs):
         if handle.dtype != tf.resource:
             continue
@@ -308,9 +312,9 @@ def _read_by(op: tf.Operation) -> Iterable[tf.Tensor]:
 
 
 def _writers(graph) -> dict[int, tuple[list[tf.Operation], tf.Tensor | None]]:
-    """What writes to each variable, and its value before that, by its own handle.
+    """By each variable's own handle: the ops that write to it, and its value before.
 
-    In the graph and in those around it.
+    The graph and the graphs around it are searched.
     """
     found: dict[int, tuple[list, Any]] = {}
     start = graph
@@ -343,38 +347,38 @@ def _writes_data(writer: tf.Operation, flows: Dataflow) -> bool:
     values = _values(writer)
     if not values:
         return False
-    # Not `flows`: what is only written is not what the loss depends on.
+    # Not `flows`: the loss need not depend on a value that is only written.
     written = flows.analyse_further(values)
     return any(written[value].kind != PUBLIC for value in values)
 
 
-def _is_before(one: tf.Operation, other: tf.Operation) -> bool:
-    """Whether an op was made before another; those of graphs around were.
+def _is_before(first: tf.Operation, second: tf.Operation) -> bool:
+    """Whether `first` was made before `second`; ops of graphs around always were.
 
-    A call that reads and writes, as of a decorated batch normalisation, is one op.
+    A call that reads and writes, like a decorated batch normalisation, is a single op.
     """
-    if one is other:
+    if first is second:
         return False
-    if one.graph is not other.graph:
+    if first.graph is not second.graph:
         return True
-    return next(op for op in one.graph.get_operations() if op in (one, other)) is one
+    operations = first.graph.get_operations()
+    return next(op for op in operations if op in (first, second)) is first
 
 
 def _refuse(name: str, writer: tf.Operation):
     raise ExampleIsolationError(
         f"The loss reads the variable {name!r}, and {writer.name!r} (a {writer.type}) "
-        "writes to it what may depend on the examples of a batch: they would reach the "
-        "gradients of others and of later steps, without clipping or noise. A metric's "
-        "result in a loss, a memory bank and stateful=True of a recurrent layer do "
-        "this. Compute it from each example alone (and use stateful=False), or, if "
-        "what is written is public, say so: "
+        "writes to it values that may depend on a batch: they would reach further "
+        "gradients without clipping or noise. A metric's result in a loss, a memory "
+        "bank and stateful=True do this. Compute the value from each example alone "
+        "(stateful=False), or, if the written values are public, say so: "
         f"dpc.keras.DPSGD(..., public_variables=[{_plain(name)!r}])."
         + see("state-that-a-loss-reads")
     )
 
 
 def _variables(graph) -> dict[int, tf.Variable]:
-    """The variables that were used in a graph, by their handles."""
+    """The variables that a graph uses, by the identity of their handles."""
     found = {}
     while graph is not None:
         for variable in _tf_private.watched_variables(graph):

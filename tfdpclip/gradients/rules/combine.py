@@ -1,8 +1,9 @@
-"""Joins the uses of one variable into one per-example gradient.
+"""Joins the uses of a variable into a per-example gradient of the variable.
 
 Several uses of a variable (weight tying, unrolled recurrence, a layer called twice) are
-one gradient: their norms must not be added. A variable that is reshaped, split or
-otherwise transformed before it meets the batch is handled through that transformation.
+a single gradient: the norms of the uses must not be added. A variable that is reshaped,
+split or transformed before it meets the batch is differentiated through that
+transformation.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tfdpclip.gradients.forms.base_form import (
     Form,
     Measured,
     in_chunks,
-    kept,
+    keep_gradients,
     sum_squares,
     sum_weighted,
 )
@@ -33,17 +34,18 @@ from tfdpclip.noise import philox
 
 
 class VariableGradient:
-    """Every example's gradient of one variable.
+    """Every example's gradient of a variable.
 
-    Where several uses add up, or the variable is transformed, an example's parts may
-    cancel. The sum over the batch is then made of the examples' own gradients, the very
-    numbers that were measured, and not of their parts, whose rounding no norm bounds.
-    (Within one use, and for tied tables, `floors` says what holds.)
+    Where several uses add up, or the variable is transformed, the parts of an example's
+    gradient may cancel. The sum over the batch is then made of the examples' own
+    gradients, the same numbers that the norms measure, and not of the parts, as no norm
+    bounds the rounding error of parts. (`floors` has the bound for parts within a use,
+    and for tied tables.)
 
     Args:
       variable: the variable.
-      handle: its handle in the graph.
-      uses: where it meets the batch.
+      handle: the variable's handle in the graph.
+      uses: the ops at which the variable meets the batch.
       forms: the form of each use.
     """
 
@@ -72,7 +74,7 @@ class VariableGradient:
             else:
                 joined.extend(parts)
         self.parts = joined
-        # One form for each disjoint piece of the variable: squared norms add up.
+        # The squared norms of forms of disjoint pieces of the variable add up.
         pieces = [use.path.piece for use, _ in joined]
         splits = {piece[0] for piece in pieces if piece is not None}
         self._orthogonal = all(use.path.isometric for use, _ in joined) and (
@@ -85,13 +87,13 @@ class VariableGradient:
         )
 
     def measured(self, budget: Budget) -> Measured:
-        """The norms, and what the weighted sum, of the variable's shape, is made of."""
+        """The norms, and the tensors of the weighted sum, of the variable's shape."""
         found = self._measured(budget)
 
         def weighted_sum(weights, saved):
             total = found.weighted_sum(weights, saved)
-            # A variable of a coarse type gets its sum in float32: rounding it before
-            # the noise is added would break the bound on one example's influence.
+            # A variable of a coarse type gets its sum in float32: rounding before the
+            # noise is added would break the bound on an example's influence.
             dtype = self.variable.dtype
             return tf.cast(total, dtype) if dtype.size >= 4 else total
 
@@ -114,7 +116,7 @@ class VariableGradient:
         if fits and budget.reserve(4 * size):
             shape = self.variable.shape
             built = self._gradients(self.parts)
-            found = kept([built], lambda sums: tf.reshape(sums[0], shape))
+            found = keep_gradients([built], lambda sums: tf.reshape(sums[0], shape))
 
             def of_kept(weights, saved):
                 return found.weighted_sum(tf.cast(weights, built.dtype), saved)
@@ -132,7 +134,7 @@ class VariableGradient:
         return self._sum_of_examples(squares, chunk)
 
     def _sum_of_parts(self, each: list[Measured], squares: tf.Tensor) -> Measured:
-        """One sum for each part, and those added up."""
+        """A sum for each part, and the sum of these sums."""
         counts = [len(part.saved) for part in each]
 
         def weighted_sum(weights, saved):
@@ -147,7 +149,7 @@ class VariableGradient:
         return Measured(squares, saved, rows, weighted_sum)
 
     def _sum_of_examples(self, squares: tf.Tensor, chunk: int | None) -> Measured:
-        """The examples' gradients, built once more."""
+        """The sum of the examples' gradients, which are built a second time."""
         counts = [len(form.saved()) for _, form in self.parts]
 
         def weighted_sum(weights, saved):
@@ -167,13 +169,13 @@ class VariableGradient:
         return self.parts[0][1].batch_size
 
     def gradients(self, start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-        """The gradients of some examples, `[size, *variable.shape]`."""
+        """The gradients of consecutive examples, `[size, *variable.shape]`."""
         return self._gradients(
             [(use, form.part(start, size)) for use, form in self.parts]
         )
 
     def _gradients(self, parts) -> tf.Tensor:
-        """`[b, *variable.shape]`, through whatever transforms the variable."""
+        """`[b, *variable.shape]`, through the transformation of the variable."""
         shape = [-1, *self.variable.shape]
         built = [form.gradients() for _, form in parts]
         total = None
@@ -197,7 +199,7 @@ class VariableGradient:
         return total
 
     def _by_root(self, parts):
-        """Gathers (use, gradient) by what the parameter is to be differentiated by."""
+        """Gathers (use, gradient) by the tensor to differentiate the parameter by."""
         roots: dict = {}
         for use, gradient in parts:
             param, root = in_float32(use.param, self._handle)
@@ -208,18 +210,19 @@ class VariableGradient:
 
     @property
     def has_several_terms(self) -> bool:
-        """Whether an example's gradient is a sum, of which terms may cancel."""
+        """Whether an example's gradient is a sum of terms that may cancel."""
         ((use, form), *others) = self.parts
         return bool(others) or not use.path.isometric or form.has_several_terms
 
     def part_squares(self, count: tf.Tensor | None = None) -> tf.Tensor:
-        """`[B]`: the squares of the terms that are added up, whatever cancels.
+        """`[B]`: the summed squares of each term, before any terms cancel.
 
-        An ordinary gradient is rounded relative to these. What transforms the variable
-        is taken for a multiple of a rotation: the one with the same Frobenius norm.
+        The rounding error of an ordinary gradient is relative to this sum. A
+        transformation of the variable counts as the multiple of a rotation with the
+        same Frobenius norm.
 
         Args:
-          count: of how many examples, the first; all by default.
+          count: the number of first examples to return; all by default.
         """
         total = []
         for use, form in self.parts:
@@ -244,7 +247,7 @@ class VariableGradient:
         return tf.add_n(found) if found else tf.constant(0.0)
 
     def _sum_by_examples(self, weights, parts, chunk: int | None) -> tf.Tensor:
-        """The gradients built once more, as for the norms, and added up."""
+        """Builds the gradients a second time, as for the norms, and adds them up."""
         if chunk is None:
             built = self._gradients(parts)
             return sum_weighted(tf.cast(weights, built.dtype), built)
@@ -256,7 +259,7 @@ class VariableGradient:
         def body(i, total):
             start = tf.minimum(i * size, batch_size - size)
             rows = start + tf.range(size)
-            # The last chunk is moved back; what it has twice counts once.
+            # The last chunk is moved back; examples that are in two chunks count once.
             fresh = tf.cast(rows >= i * size, weights.dtype)
             built = self._gradients([(u, form.part(start, size)) for u, form in parts])
             added = sum_weighted(
@@ -273,7 +276,7 @@ class VariableGradient:
         return total
 
     def _added(self, sums: list[tf.Tensor]) -> tf.Tensor:
-        """The sums of all parts, through whatever transforms the variable, added."""
+        """The sums of all parts, through the transformation of the variable, added."""
         total, others = None, []
         for (use, _), part in zip(self.parts, sums, strict=True):
             if _is_renamed(use):
@@ -290,11 +293,11 @@ class VariableGradient:
 
 
 def _entries(use: Use, form: Form):
-    """Equal keys: the two gradients are entry by entry of the same numbers."""
+    """A key; uses with equal keys have gradients with the same order of entries."""
     if not use.path.isometric:
         return None
     if isinstance(form, Outer):
-        # Where a transposition moved entries, only one and the same tensor is safe.
+        # After a transposition, only uses of the same tensor surely agree.
         moved = use.param.ref() if use.path.moved else None
         return ("outer", use.path.piece, form.layout, moved)
     if isinstance(form, Lookup) and _is_renamed(use):
@@ -330,12 +333,12 @@ def _is_renamed(use: Use) -> bool:
 def in_float32(param: tf.Tensor, handle: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """The parameter, computed again without casts to a coarse type, and its root.
 
-    A sum over examples that is rounded to bfloat16 would move by more than one
-    example's clipped gradient.
+    A sum over examples that is rounded to bfloat16 would move by more than the clipped
+    gradient of an example.
 
     Returns:
-      The parameter, and what to differentiate it by: the variable's handle, or, for a
-      variable of a coarse type itself, its value cast to float32.
+      The parameter, and the tensor to differentiate it by: the variable's handle, or,
+      for a variable of a coarse type, the variable's value cast to float32.
     """
     if param.dtype == tf.resource or param.dtype.size >= 4:
         return param, handle
@@ -368,7 +371,7 @@ def _lift(tensor: tf.Tensor, handle: tf.Tensor, done: dict) -> tf.Tensor:
 
 
 def _emit_again(op, inputs, output) -> tf.Tensor:
-    """`op` on inputs of another type."""
+    """`op` on inputs of a new type."""
     emit = getattr(tf.raw_ops, op.type)
     # Some raw ops rename their inputs or attributes, but none reorders them.
     names = list(inspect.signature(emit).parameters)

@@ -52,36 +52,36 @@ def _einsum(use, dz, shape, context):
 def _contraction(use, dz, shape, context, labels, out):
     """z[out] = sum x[...] p[...]; the parameter's gradient pairs x with dz.
 
-    Every axis has a letter, as in an einsum, and `_Roles` says what each is for. With
-    x as `[B, G, T, K]` and dz as `[B, G, T, U]`, example i's gradient is
-    sum_t x_igt (outer) dz_igt for each g, which is what `Outer` knows. Letters that
-    play a part are moved to these places, and the others are taken out first.
+    Every axis has a letter, as in an einsum, and `_Roles` has the role of each letter.
+    With x as `[B, G, T, K]` and dz as `[B, G, T, U]`, example i's gradient is
+    sum_t x_igt (outer) dz_igt for each g, in the form of `Outer`. Letters of these axes
+    are moved to their places, and all further letters are taken out first.
 
-    * A Dense on `[B, T, d]`, whose kernel is p `[d, n]`: "btd,dn->btn". b is the batch,
-      t is time, d is K and n is U: x is `[B, T, d]` as it is, dz is `[B, T, n]`. Keras
+    * A Dense on `[B, T, d]` with the kernel p `[d, n]`: "btd,dn->btn". b is the batch,
+      t is time, d is K and n is U: x `[B, T, d]` is unchanged, dz is `[B, T, n]`. Keras
       makes a MatMul "ak,kb->ab" of it, with x `[B * T, d]`: a is the batch, with T
-      rows for each example, there is no letter for time, and the rows become it.
+      rows for each example; as there is no letter for time, the rows are time.
       A Dense(1) has p `[d, 1]`: b of the output is `single`, dz `[B * T, 1]` is
       squeezed, and U is 1.
     * A transposed kernel on the left: `tf.matmul(p, x, transpose_a=True,
       transpose_b=True)` with p `[d, n]`, x `[B, d]` is "ka,bk->ab", `[n, B]`. b is the
       batch, k is K, a is U: dz is transposed to `[B, n]`.
-    * An einsum with a batch of matrices, one for each of h heads: "bhd,hdk->bhk". h is
-      in all three, a group: x is `[B, h, 1, d]` and dz `[B, h, 1, k]`.
+    * An einsum with a batch of matrices, a matrix for each of h heads: "bhd,hdk->bhk".
+      h is in all three, a group: x is `[B, h, 1, d]` and dz `[B, h, 1, k]`.
     * `tf.matmul(x, p)` of x `[B, 1, T, d]` and p `[h, d, n]`, "klac,lcb->klab": l is of
       size 1 in x, which p broadcasts, so it is `lone`: x becomes `[B, T, d]`, l is of p
       and of the output, and U is h * n, dz as `[B, T, h * n]`.
     * Relative positions, `tf.matmul(x, p)` of x `[B, h, T, d]` and p `[1, h, d, n]`,
-      "klac,klcb->klab": k is the batch, which p broadcasts, and no axis of p's.
+      "klac,klcb->klab": k is the batch, which p broadcasts, and no axis of p.
     * "btd,dn->bn": t is of x alone, so it is `gone`: x is summed over it first.
 
     Args:
       use: the use of p, as for all rules.
       dz: the gradient at the output.
-      shape: of p.
+      shape: the shape of p.
       context: B and the analysis.
       labels: the letters of the op's two inputs.
-      out: the letters of its output.
+      out: the letters of the op's output.
     """
     source = use.op.inputs[1 - use.index]
     x_labels, p_labels = labels[1 - use.index], labels[use.index]
@@ -125,7 +125,7 @@ def _contraction(use, dz, shape, context, labels, out):
 
 
 def _batch_letter(source, letters: str, context) -> str | None:
-    """The letter of the axis that counts examples; None if there is not one alone."""
+    """The letter of the axis that counts examples; None unless there is exactly one."""
     axes = context.flows[source].axes
     if axes is None:
         return letters[0] if batch_first(source, context) else None
@@ -134,18 +134,18 @@ def _batch_letter(source, letters: str, context) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Roles:
-    """What the letters of x, p and the output are for, besides that of the batch.
+    """The roles of the letters of x, p and the output, except the batch's letter.
 
     Attributes:
-      lone: of x, of size 1 there, where p broadcasts it.
-      gone: of x alone: summed over.
-      single: of the output, of size 1 there, because it is so in p.
-      core: of p, without axes of size 1, which are no axes of its gradient.
-      sizes: those of the letters of `core`.
-      groups: of x, p and the output, G: a batch of matrices.
-      inner: of x and p, K: what the op sums over.
-      outer: of p and the output, U.
-      time: of x and the output, T.
+      lone: in x, of size 1 there, where p broadcasts it.
+      gone: only in x: summed over.
+      single: in the output, of size 1 there, because it has size 1 in p.
+      core: in p, without axes of size 1, which are no axes of its gradient.
+      sizes: the sizes of the letters of `core`.
+      groups: in x, p and the output, G: a batch of matrices.
+      inner: in x and p, K: the op sums over these.
+      outer: in p and the output, U.
+      time: in x and the output, T.
     """
 
     lone: str
@@ -160,18 +160,18 @@ class _Roles:
 
     @property
     def order(self) -> str:
-        """The letters of `core` as `Outer` has them."""
+        """The letters of `core` in the order of `Outer`."""
         return self.groups + self.inner + self.outer
 
     @classmethod
     def of(cls, batch, x, x_shape, p, out) -> _Roles | None:
-        """The roles, or None if p has a letter that nothing else has.
+        """The roles, or None if p has a letter that is only in p.
 
         Args:
-          batch: the letter of the batch, of x and the output alone.
+          batch: the letter of the batch, in x and the output alone.
           x: the letters of x.
-          x_shape: its shape.
-          p: the sizes of p's axes by their letters, which are static.
+          x_shape: the shape of x.
+          p: the static sizes of p's axes by their letters.
           out: the letters of the output.
         """
         sizes = {n: size for n, size in p.items() if size != 1}

@@ -1,7 +1,7 @@
-"""The rules that the library has: one function for each kind of op.
+"""The rules of the library: a function for each kind of op.
 
-`rule_table.py` says what a rule is given and gives back, and how to add one. The rules
-for contractions are in `contraction_rules.py`.
+`rule_table.py` has the arguments and results of a rule, and how to add a rule. The
+rules for contractions are in `contraction_rules.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tfdpclip.gradients.rules.rule_table import (
 
 
 def _explicit(use, values, shape, context):
-    """Sums `values`, `[N, ...]` of the output's shape, over what was broadcast."""
+    """Sums `values`, `[N, ...]` of the output's shape, over the broadcast axes."""
     flow, rank = context.flows[use.output], use.output.shape.rank
     place = flow.axes[0] if flow.axes and len(flow.axes) == 1 else 0
     if not (batch_first(use.output, context) or place and not flow.minor):
@@ -41,7 +41,7 @@ def _explicit(use, values, shape, context):
     if len(shape) > rank or (len(shape) == rank and shape[place] != 1):
         return None
     if place:
-        # As where time is first, `[T, B, ...]`.
+        # Time may be the first axis, as in `[T, B, ...]`.
         order = [place, *(i for i in range(rank) if i != place)]
         values, padded = tf.transpose(values, order), [padded[i] for i in order]
     axes = [i for i in range(1, rank) if padded[i] == 1]
@@ -96,7 +96,7 @@ def _bias_add(use, dz, shape, context):
     Xlog1py Xdivy FloorMod""".split()
 )
 def _elementwise(use, dz, shape, context):
-    """Any other elementwise op: repeat the parameter for every row, then differentiate.
+    """Every further elementwise op: copies the parameter for each row, differentiates.
 
     The op is emitted again with a copy of the parameter for each row, in float32, so
     that its ordinary gradient is the gradient row by row.
@@ -156,9 +156,9 @@ def _fused_batch_norm(use, dz, shape, context):
     if op.get_attr("is_training"):
         raise ExampleIsolationError(
             f"{op.name!r} normalises with the statistics of the batch (batch "
-            "normalisation in training mode), so every example reaches every other's "
-            "gradient. Use GroupNormalization or LayerNormalization, or freeze the "
-            "layer with layer.trainable = False." + see("mixed-examples")
+            "normalisation in training mode), so every example reaches the gradients "
+            "of the whole batch. Use GroupNormalization or LayerNormalization, or "
+            "freeze the layer with layer.trainable = False." + see("mixed-examples")
         )
     x, mean, variance = (in_float(op.inputs[i]) for i in (0, 3, 4))
     if op.get_attr("data_format") in (b"NCHW", b"NCDHW"):
@@ -184,7 +184,7 @@ def _gather(use, dz, shape, context):
             return None
     ids = use.op.inputs[1]
     if context.flows[ids].entry is not None:
-        return None  # Of entries, whichever example they belong to.
+        return None  # The ids are entries of any examples.
     if ids.shape.rank in (None, 0) or not batch_first(ids, context):
         return None
     width = math.prod(shape[1:])
@@ -198,7 +198,7 @@ def _gather(use, dz, shape, context):
 
 @rule_for(*ops.SEGMENT_LOOKUPS, "SegmentSum", "SparseTensorDenseMatMul")
 def _row_lookup(use, dz, shape, context):
-    """Rows summed by example, with a list of ids for each: a sparse batch's."""
+    """Rows summed by example, by lists of ids: a sparse batch."""
     found = row_lookup(use.op)
     flow = context.flows[use.output]
     if found is None or not flow.leads or flow.rows != 1 or not use.path.isometric:
@@ -260,7 +260,7 @@ def _convolution(use, dz, shape, context):
 
 
 def _major(tensor, context, like):
-    """Rows of one example next to each other."""
+    """The rows of each example next to each other."""
     grouped = by_example(tensor, context, like)
     rest = tf.shape(tensor)[1:]
     flat = tf.reshape(grouped, tf.concat([[-1], rest], 0))

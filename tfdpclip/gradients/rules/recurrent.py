@@ -1,12 +1,12 @@
 """Per-example gradients of Keras's fused LSTM and GRU layers.
 
-Keras 2 runs these layers inside one function call, whose loop over time steps hides the
-matrix products from the engine. The rule here has the call run the same recurrence in a
-loop that keeps its gates, and goes back over them from the gradients at its outputs;
-that gives the gradient at every gate and step, and the weights' gradients are then
-ordinary sequences of outer products. Where the call has to stay what it is (a mask: it
-does not say what it puts out there; types below float32; XLA), the recurrence is run a
-second time for the gates.
+Keras 2 runs these layers inside a function call, and the call's loop over time steps
+hides the matrix products from the engine. The rule here has the call run the same
+recurrence in a loop that keeps its gates, and goes back over the gates from the
+gradients at the call's outputs. This gives the gradient at every gate and step, and the
+weights' gradients are then ordinary sequences of outer products. Where the call must
+stay unchanged (with a mask, as the call does not tell its output at masked steps; types
+below float32; XLA), the recurrence runs a second time for the gates.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def _applies(use: Use) -> bool:
     call = read_call(use.op)
     if call is None:
         return False
-    # A loss made of gradients through the layer depends on what the call keeps for
-    # them, in further outputs.
+    # A loss made of gradients through the layer depends on further outputs, which the
+    # call keeps for its gradient.
     if any(number > 3 + (call.kind == "lstm") for number in use.reaching):
         return False
     shape = call.inputs["inputs"].shape
@@ -66,13 +66,13 @@ def _build(use: Use, dz, shape, context: Context) -> Form | None:
     if axes not in (None, (0,)):
         return None
     unrolled = _unroll(use.op, dz, context)
-    # By place: one tensor may be two of the weights.
+    # By the number of the input: a tensor may be two of the weights.
     name = list(call.inputs)[use.index]
     return unrolled.form(name, shape)
 
 
 def _prepare(op: tf.Operation) -> None:
-    """Has a call keep what the way back needs, where it can."""
+    """Makes a call keep the tensors for the backward pass, where possible."""
     call = read_call(op)
     floats = {t.dtype for t in (*op.inputs, *op.outputs) if t.dtype.is_floating}
     if (
@@ -80,7 +80,7 @@ def _prepare(op: tf.Operation) -> None:
         or in_xla()
         or "mask" in call.inputs
         or floats not in ({tf.float32}, {tf.float64})
-        # TensorFlow has differentiated it, and made it keep things for that.
+        # TensorFlow has differentiated the call, and added outputs for that.
         or len(op.outputs) != call.results
     ):
         return
@@ -96,7 +96,7 @@ def _prepare(op: tf.Operation) -> None:
             _cell(call, inputs), by_time, None, _initial(call, inputs)
         )
         sequence = last[0][tf.newaxis]
-        # Without return_sequences the layer has the last output only.
+        # Without return_sequences the layer has only the last output.
         if op.outputs[1].shape[1] != 1:
             sequence = tf.concat([saved[0].stack()[1:], sequence], axis=0)
         sequence = tf.transpose(sequence, [1, 0, 2])
@@ -121,7 +121,7 @@ def _initial(call: FusedCall, inputs: dict[str, tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _in_order(call: FusedCall, steps: tf.Tensor) -> tf.Tensor:
-    """`[B, T, ...]` as the layer goes through it."""
+    """The steps `[B, T, ...]` in the order of the layer."""
     return tf.reverse(steps, [1]) if call.backwards else steps
 
 
@@ -147,7 +147,7 @@ class _Unrolled:
         self._previous = tf.transpose(saved[0].stack(), [1, 0, 2])
 
     def _once_more(self, op):
-        """What the recurrence saves and ends with, if it is run again."""
+        """The saved tensors and last states of the recurrence, from a second run."""
         call = self._call
         if "mask" in call.inputs:
             mask = _in_order(call, tf.cast(call.inputs["mask"], tf.bool))
@@ -167,7 +167,7 @@ class _Unrolled:
         return saved, last, repeats
 
     def _kept(self, op):
-        """What the call saved and ended with."""
+        """The saved tensors and last states, from the call."""
         call = find_replacement(op)
         saved = [tf.TensorArray(self._x.dtype, flow=flow) for flow in call.kept]
         self._claim(
@@ -177,9 +177,9 @@ class _Unrolled:
         return saved, call.results[2:-1]
 
     def _repeats(self, op, outputs):
-        """1 if the layer repeats its output at masked steps, 0 if it puts zeros there.
+        """1 if the layer repeats its output at masked steps, 0 if it returns zeros.
 
-        The call does not say which (zero_output_for_mask), but what it put out does.
+        The call does not tell which (zero_output_for_mask); its output does.
         """
         own = tf.transpose(in_float(op.outputs[1]), [1, 0, 2])
         count = tf.shape(own)[0]
@@ -188,29 +188,30 @@ class _Unrolled:
         return tf.cast(tf.logical_not(tf.reduce_any(blank)), outputs.dtype)
 
     def _claim(self, op, pairs):
-        """That the recurrence came out as the layer's own did.
+        """Adds the claim that the recurrence returned the same as the layer.
 
         Args:
           op: the call.
-          pairs: gives what the layer and the recurrence put out, `[B, ...]` each.
+          pairs: a function that returns pairs of an output of the layer and the same
+            output of the recurrence, `[B, ...]` each.
         """
 
         def claim():
             errors, finite = [], []
             for own, made in pairs():
                 own, axes = in_float(own), list(range(1, own.shape.rank))
-                # States of an LSTM may be large.
+                # The error is relative, because states of an LSTM may be large.
                 error = tf.abs(own - made) / tf.maximum(tf.abs(own), 1.0)
                 errors.append(tf.reduce_max(error, axis=axes))
                 finite.append(tf.reduce_all(tf.math.is_finite(own), axis=axes))
             tolerance = 1e-4 if op.outputs[0].dtype.size >= 4 else 0.1
-            # An example for which the layer is not finite is dropped anyway.
+            # An example with an output that is not finite is dropped in any case.
             lost = ~tf.reduce_all(tf.stack(finite), axis=0)
             return tf.reduce_all((tf.add_n(errors) <= tolerance) | lost)
 
         message = (
-            f"The fused recurrent layer {op.name!r} did not put out what "
-            "its per-example gradient rule computes for it. Build the layer with "
+            f"The fused recurrent layer {op.name!r} did not return the output that "
+            "its per-example gradient rule computes. Build the layer with "
             "unroll=True."
         )
         self._context.claims.append((claim, message))
@@ -220,7 +221,7 @@ class _Unrolled:
         at_outputs = tf.zeros([steps, *tf.unstack(tf.shape(last[0]))], last[0].dtype)
         if dz[1] is not None:
             given = tf.transpose(in_float(dz[1]), [1, 0, 2])
-            # Without return_sequences the layer has the last output only.
+            # Without return_sequences the layer has only the last output.
             missing = steps - tf.shape(given)[0]
             at_outputs += tf.pad(given, [[missing, 0], [0, 0], [0, 0]])
         if dz[0] is not None:
@@ -233,7 +234,7 @@ class _Unrolled:
         return at_outputs, at_states
 
     def at_inputs(self) -> list[tf.Tensor | None]:
-        """The gradients at the call's inputs, without those of its weights."""
+        """The gradients at the call's inputs, except its weights."""
         at_x = tf.tensordot(self._gates[0], tf.transpose(self._cell.kernel), 1)
         if self._call.backwards:
             at_x = tf.reverse(at_x, [1])
@@ -245,7 +246,7 @@ class _Unrolled:
         ]
 
     def form(self, name: str, shape) -> Form:
-        """The per-example gradient of one of the layer's weights."""
+        """The per-example gradient of a weight of the layer."""
         into, inner = self._gates[0], self._gates[-1]
         if name == "kernel":
             return self._outer(self._x, into, shape)

@@ -16,7 +16,7 @@ class RowLookup:
     Attributes:
       rows: the example of each entry, `[N]`, in order.
       ids: the row of the table, `[N]`.
-      factors: what the row is multiplied by, `[N]`; None for 1.
+      factors: the factor of each row, `[N]`; None for 1.
       combiner: "sum", "mean" or "sqrtn".
     """
 
@@ -50,7 +50,7 @@ class RowLookup:
 
 
 def sum_after(op: tf.Operation, flows) -> tf.Operation | None:
-    """The sum by example of what a lookup in a sparse batch finds, if it is all."""
+    """The sum by example, if it is the only use of a lookup in a sparse batch."""
     entry = flows[op.outputs[0]].entry
     if op.type not in ops.LOOKUPS or entry is None:
         return None
@@ -66,7 +66,7 @@ def sum_after(op: tf.Operation, flows) -> tf.Operation | None:
 
 
 def row_lookup(op: tf.Operation) -> RowLookup | None:
-    """What a sum by example sums, if it is rows of a table."""
+    """The rows of a table that an op sums by example, or None."""
     if op.type == "SparseTensorDenseMatMul":
         if op.get_attr("adjoint_b"):
             return None

@@ -1,8 +1,8 @@
-"""One rule per TensorFlow op: from (input, gradient at the output) to a `Form`.
+"""A rule per TensorFlow op: from (input, gradient at the output) to a `Form`.
 
-A rule sees one use of a parameter, the gradient of the summed loss at the op's output,
-and the context (batch size, analysis). It returns a form, or None where it does not
-apply; the engine then falls back to a Jacobian for that variable.
+A rule is given a use of a parameter, the gradient of the summed loss at the op's
+output, and the context (batch size, analysis). It returns a form, or None where it does
+not apply; the engine then falls back to a Jacobian for that variable.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tfdpclip.gradients.rules.uses import Use
 
 @dataclasses.dataclass
 class Context:
-    """What rules share.
+    """The analysis, and results that rules share.
 
     Attributes:
       flows: the analysis of the losses.
       batch_size: B, a scalar int32 tensor.
-      claims: what rules take for granted about an op, tested on the first step:
-        functions that build a boolean scalar, and the error if it is False.
-      shared: what rules compute once for several parameters of one op.
+      claims: assumptions of rules about an op, tested on the first step: functions that
+        build a boolean scalar, and the error if it is False.
+      shared: results that a rule computes once for several parameters of an op.
     """
 
     flows: Dataflow
@@ -50,15 +50,15 @@ class Context:
 
 @dataclasses.dataclass(frozen=True)
 class CallRule:
-    """A rule for calls of one kind of function (a fused layer, say).
+    """A rule for calls of a kind of function (a fused layer, say).
 
     Attributes:
-      applies: `applies(use)`, whether this is such a call.
-      outputs: the numbers of the call's outputs that the rule needs gradients at, for
+      applies: `applies(use)`, whether the use is a call of this kind.
+      outputs: the numbers of the call's outputs at which the rule needs gradients, for
         a use.
       build: `build(use, gradients at the outputs, shape, context)` -> a form or None.
-      pull_back: `pull_back(op, gradients at the outputs, context)` -> those at the op's
-        inputs, None at its weights, so that the call is not differentiated once more.
+      pull_back: `pull_back(op, gradients at the outputs, context)` -> the gradients at
+        the op's inputs, None at its weights; the call is then not differentiated again.
       prepare: `prepare(op)`, before any gradients are taken.
     """
 
@@ -78,8 +78,8 @@ def rule_for(*kinds: str) -> Callable[[Callable], Callable]:
 
     `rule(use, dz, shape, context)` is given the use, the gradient of the summed loss at
     the op's output in float32 at least, the parameter's static shape and the `Context`,
-    and gives back a `Form`, or None where it does not apply. Rules for ops of which one
-    gradient for each row is all that can be said are shorter: `op_rule`.
+    and returns a `Form`, or None where it does not apply. For ops with no better form
+    than a gradient for each row, `op_rule` is shorter.
     """
 
     def register(rule: Callable) -> Callable:
@@ -98,19 +98,19 @@ def kinds_with_rules() -> tuple[str, ...]:
 
 
 class _HasRowsOfItsOwn(Exception):
-    """A parameter that meets each row with another part of itself."""
+    """A parameter that has a part of its own for each row of the output."""
 
 
 @dataclasses.dataclass(frozen=True)
 class OpUse:
-    """What a rule made with `op_rule` is given.
+    """The arguments of a rule made with `op_rule`.
 
     Attributes:
       op: the op at which the variable meets the batch.
       index: the number of the op's input that comes from the variable.
       gradient: the gradient of the summed losses at the op's output, of its shape, in
         float32 at least.
-      shape: the shape of that input.
+      shape: the shape of the input that comes from the variable.
     """
 
     op: tf.Operation
@@ -124,11 +124,11 @@ class OpUse:
         return in_float(tensor) if tensor.dtype.is_floating else tensor
 
     def summed(self, values: tf.Tensor) -> tf.Tensor:
-        """`values`, of the output's shape, summed over what was broadcast.
+        """`values`, of the output's shape, summed over the broadcast axes.
 
         Returns:
-          `[N, *shape]`. An input that has a row for each row of the output is none
-          of a rule's business: the variable then takes the Jacobian.
+          `[N, *shape]`. For an input that has a row for each row of the output, the
+          rule does not apply, and the variable takes the Jacobian.
         """
         if len(self.shape) >= values.shape.rank and self.shape[0] != 1:
             raise _HasRowsOfItsOwn
@@ -143,11 +143,11 @@ class OpUse:
 def op_rule(*kinds: str) -> Callable[[Callable], Callable]:
     """Teaches the engine the per-example gradient of an op: a decorator.
 
-    For ops that have none, which otherwise take a vectorised Jacobian, with a warning.
-    The rule is tried like any other: on the first step, and at random ever after, the
+    It is for ops without a rule, which take a vectorised Jacobian, with a warning. The
+    rule is tested like every rule: on the first step, and at random on later steps, the
     step compares its norms and sums with ordinary backward passes of its own batch, and
-    raises `GradientMismatchError` if the rule is wrong. Register it when your module is
-    imported, before anything is traced.
+    raises `GradientMismatchError` if the rule is wrong. Register the rule when your
+    module is imported, before anything is traced.
 
     Args:
       *kinds: types of TensorFlow's ops, such as ``"Igamma"``: ``tensor.op.type``.
@@ -155,11 +155,11 @@ def op_rule(*kinds: str) -> Callable[[Callable], Callable]:
     Returns:
       A decorator of ``rule(use)``, which is given an `OpUse` and returns the gradient
       of the summed losses for each row of the op's output separately, `[N, *shape]`
-      with the shape of the input that comes from the variable; or None where it does
-      not apply.
+      with the shape of the input that comes from the variable; or None where the rule
+      does not apply.
 
     Raises:
-      ValueError: if a type of op has a rule already, or TensorFlow knows no such type.
+      ValueError: if a type of op has a rule already, or is unknown to TensorFlow.
 
     >>> import tensorflow as tf
     >>> @op_rule("Igammac")
@@ -197,7 +197,7 @@ def op_rule(*kinds: str) -> Callable[[Callable], Callable]:
                 raise ValueError(
                     f"The rule {rule.__name__!r} for {use.op.type} must return "
                     f"[rows, *shape], here {expected}, got {rows.shape.as_list()}. "
-                    "Sum over what was broadcast: return use.summed(values)."
+                    "Sum over the broadcast axes: return use.summed(values)."
                 )
             by = by_example(rows, context, use.output)
 
@@ -213,7 +213,7 @@ def op_rule(*kinds: str) -> Callable[[Callable], Callable]:
 
 
 def register_call_rule(rule: CallRule) -> None:
-    """Adds a rule for function calls; earlier ones are asked first."""
+    """Adds a rule for function calls; rules that were added earlier are asked first."""
     _CALL_RULES.append(rule)
 
 
@@ -224,10 +224,10 @@ def _call_rule(use: Use) -> CallRule | None:
 
 
 def pull_back_of(use: Use) -> Callable | None:
-    """How to pass on gradients from the use's outputs to its op's inputs, if by rule.
+    """The rule's function from gradients at the outputs to gradients at the inputs.
 
     Returns:
-      `pull_back(gradients, context)`; see `CallRule`.
+      `pull_back(gradients, context)`; see `CallRule`. None if there is no such rule.
     """
     rule = _call_rule(use)
     return None if rule is None else functools.partial(rule.pull_back, use.op)
@@ -246,21 +246,21 @@ def has_rule(use: Use) -> bool:
 
 
 def has_op_rule(use: Use) -> bool:
-    """Whether the rule for one kind of op may cover the use."""
+    """Whether the rule for a type of op may cover the use."""
     return use.op.type in _RULES
 
 
 def outputs_of(use: Use) -> list[int]:
-    """The numbers of the op's outputs that the use's rule needs gradients at."""
+    """The numbers of the op's outputs at which the use's rule needs gradients."""
     rule = _call_rule(use)
     return [0] if rule is None else rule.outputs(use)
 
 
 def build_form(use: Use, dz: list[tf.Tensor | None], context: Context) -> Form | None:
-    """The form of one use, or None if no rule covers it.
+    """The form of a use, or None if no rule covers it.
 
     Args:
-      use: where the parameter meets the batch.
+      use: the use of the parameter.
       dz: the gradients of the summed loss at the outputs named by `outputs_of`.
       context: the batch size and the analysis.
     """
@@ -294,7 +294,7 @@ def _param_shape(use: Use) -> list[int] | None:
 
 
 def by_example(tensor: tf.Tensor, context: Context, like: tf.Tensor) -> tf.Tensor:
-    """`[N, ...]` as `[B, rows, ...]`, with the rows as the analysis has them at `like`.
+    """`[N, ...]` as `[B, rows, ...]`; the analysis of `like` has the number of rows.
 
     Args:
       tensor: has the rows of `like` on axis 0.
@@ -337,7 +337,7 @@ def _whole_examples(tensor, rows, context, like) -> list[tf.Operation]:
         [
             f"ExampleIsolationError: the rows of {like.name!r} cannot be told apart by "
             "example: their number is no multiple of the number of losses. Keep the "
-            "batch on axis 0, and give one loss per example.",
+            "batch on axis 0, and give a loss for each example.",
             tf.shape(tensor)[0],
             context.batch_size,
         ],
@@ -346,7 +346,7 @@ def _whole_examples(tensor, rows, context, like) -> list[tf.Operation]:
 
 
 def batch_first(tensor: tf.Tensor, context: Context) -> bool:
-    """Whether axis 0 counts examples, as far as is known; the check tests the rest."""
+    """Whether axis 0 counts examples, if known; the first step's comparison tests."""
     axes = context.flows[tensor].axes
     if axes is None and context.flows.batch_size and tensor.shape.rank:
         length = tensor.shape[0]

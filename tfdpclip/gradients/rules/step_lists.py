@@ -1,4 +1,4 @@
-"""Lists that a loop carries, with one value for each step."""
+"""Lists that a loop carries, with a value for each step."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from tfdpclip._devices import in_xla
 def empty_list(
     tensor: tf.Tensor, loop: tf.Operation, length: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """A list for one value of `tensor` for each step.
+    """An empty list for a value of `tensor` at each step.
 
     Args:
       tensor: a tensor of the loop's body.
       loop: the loop.
       length: how many rows the tensor has, if its static shape does not tell. XLA makes
-        no list of elements of unknown shape until there is one.
+        no list for elements of unknown shape.
     """
     shape = _shape_of(tensor)
     if length is not None:
         shape[0] = length
     return tf.raw_ops.EmptyTensorList(
         element_shape=shape,
-        # XLA needs to know.
+        # XLA needs the largest number of elements.
         max_num_elements=loop.inputs[1] if in_xla() else tf.constant(-1),
         element_dtype=tensor.dtype,
     )

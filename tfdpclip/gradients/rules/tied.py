@@ -1,8 +1,8 @@
-"""One table that is looked up and multiplied by: embeddings tied to an output layer.
+"""A table that is looked up and multiplied by: embeddings tied to an output layer.
 
 The gradient of a table `[V, D]` is too large to be built for every example. Its norm
-follows from |a + b|^2 = |a|^2 + |b|^2 + 2 <a, b>, with a the lookups' part and b the
-products'; and a has few rows, so that <a, b> needs no others of b.
+follows from |a + b|^2 = |a|^2 + |b|^2 + 2 <a, b>, with a the part of the lookups and b
+the part of the products; a has few rows, and <a, b> needs only these rows of b.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Tied:
     Args:
       lookup: the rows that are looked up.
       outer: the products.
-      rows_in_x: whether it is the products' x (else z) that has an entry for each row.
+      rows_in_x: whether x (else z) of the products has an entry for each row.
     """
 
     def __init__(self, lookup: Lookup, outer: Outer, rows_in_x: bool):
@@ -47,11 +47,11 @@ class Tied:
         )
 
     def squared_norms(self, squares: tf.Tensor, budget: Budget) -> tf.Tensor:
-        """`[B]`.
+        """The squared norms of the whole gradient, `[B]`.
 
         Args:
-          squares: those of the lookup and of the outer form, added.
-          budget: for what is built.
+          squares: the squared norms of the lookup and of the outer form, added.
+          budget: the memory for tensors that are built.
         """
         lookup, outer = self._lookup, self._outer
         memory = 12 * math.prod(self._steps())
@@ -89,7 +89,7 @@ class Tied:
 
 
 def tie(parts: list[tuple[Use, object]]) -> Tied | None:
-    """The two uses of a table as one, or None if they are anything else."""
+    """The lookup and the product of a table, tied; None for any further uses."""
     lookups = [form for _, form in parts if isinstance(form, Lookup)]
     outers = [(use, form) for use, form in parts if isinstance(form, Outer)]
     if len(parts) != 2 or len(lookups) != 1 or len(outers) != 1:
@@ -108,7 +108,7 @@ def tie(parts: list[tuple[Use, object]]) -> Tied | None:
 
 
 def _turned(use: Use) -> bool | None:
-    """Whether the parameter is the transposed variable; None if it is neither."""
+    """Whether the parameter is the transposed variable; None if it is changed more."""
     tensor, turned = use.param, False
     while tensor.dtype != tf.resource:
         op = tensor.op

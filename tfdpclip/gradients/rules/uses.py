@@ -14,13 +14,13 @@ from tfdpclip.gradients.rules.row_lookup import sum_after
 
 @dataclasses.dataclass(frozen=True)
 class Path:
-    """How a parameter tensor comes from its variable.
+    """The way from a variable to a parameter tensor.
 
     Attributes:
       ops: the types of the ops on the way.
       isometric: whether the tensor holds exactly the variable's entries.
-      piece: what tells apart the disjoint pieces of a split variable: (split op's
-        name, output number), or None where the tensor is not such a piece.
+      piece: names a disjoint piece of a split variable by (split op's name, output
+        number); None where the tensor is not a piece.
       moved: whether entries may change order (a transposition).
     """
 
@@ -30,7 +30,7 @@ class Path:
     moved: bool = False
 
     def after(self, op: tf.Operation, output: int) -> Path:
-        """The path through one more op, of which this is the only parameter input."""
+        """The path through `op`, of which the tensor is the only parameter input."""
         passed = (*self.ops, op.type)
         if op.type in ops.ISOMETRIES:
             moved = self.moved or op.type == "Transpose"
@@ -42,13 +42,13 @@ class Path:
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """One op at which a variable meets the batch.
+    """An op at which a variable meets the batch.
 
     Attributes:
       op: the op.
-      index: the number of the op's input that the parameter is.
-      param: that input: a tensor, or the variable's handle.
-      path: how `param` comes from the variable.
+      index: the number of the op's input that is the parameter.
+      param: the parameter: a tensor, or the variable's handle.
+      path: the way from the variable to `param`.
       variable_shape: the variable's shape.
       reaching: the numbers of the op's outputs that the loss is computed from.
     """
@@ -74,8 +74,8 @@ def follow(paths: dict, shape, flows: Dataflow) -> list[Use]:
     """The ops at which a variable meets the batch, in graph order.
 
     Args:
-      paths: how the tensors through which the variable comes are made from it, by
-        reference. Those that are made from them on the way are added.
+      paths: the path to each tensor that the variable is read through, by reference.
+        Paths to tensors that are made of these are added.
       shape: the variable's shape.
       flows: the analysis.
     """

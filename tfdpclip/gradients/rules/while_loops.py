@@ -1,14 +1,14 @@
 """Per-example gradients of variables that are used inside a loop.
 
 A recurrence (`tf.while_loop`, `tf.scan`, a Keras RNN) meets its variables inside the
-body of a `While` op, once a step. Here the loop is made to record, during the passes
-that are made anyway, what goes into every such op, and the gradient that comes back to
-its output. All steps together are then one op on a longer batch, with the rows of every
-step next to each other, and the ordinary rules apply to that.
+body of a `While` op, once a step. Here the loop is made to record, during the forward
+and backward passes of the step, the inputs of these ops and the gradients at their
+outputs. All steps together are then a single op on a longer batch, with the rows of
+all steps next to each other, and the ordinary rules apply to that op.
 
-Recording adds values to what the loop carries, as TensorFlow does itself whenever it
-differentiates a loop, and changes nothing else. So norms and sums come from the very
-passes that the loss came from, whatever is drawn at random in the loop.
+Recording adds values that the loop carries, as TensorFlow itself does whenever it
+differentiates a loop, and changes nothing else. So norms and sums come from the passes
+of the loss, with the same random numbers in the loop.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _NOT_COPIED = ("_class", "_output_shapes")
 def expand(
     uses: Sequence[list[Use]], flows: Dataflow
 ) -> tuple[list[list[Use]], dict[tf.Operation, list[tf.Tensor]]]:
-    """Replaces uses by a loop by the uses inside it.
+    """Replaces uses by a loop with the uses inside the loop.
 
-    A variable keeps its use by the loop, which no rule covers, where one of the uses
-    inside cannot be recorded.
+    A variable keeps its use by the loop, which no rule covers, if a use inside the loop
+    cannot be recorded.
 
     Args:
-      uses: of each variable.
+      uses: the uses of each variable.
       flows: the analysis of the losses.
 
     Returns:
-      The uses, and for the op of each new one the tensors that stand for its outputs:
-      the gradient of a loss there is what its rule needs.
+      The uses, and for the op of each new use the tensors in the place of its outputs:
+      the op's rule needs the gradients of the loss at these tensors.
 
     Raises:
       ExampleIsolationError: if the body of a loop combines the examples of a batch.
@@ -72,7 +72,7 @@ def expand(
 
 
 def _inside(found: list[Use], loops) -> list[tuple[Use, _Loop | None]] | None:
-    """The uses, with those inside of loops; None if one has no rule."""
+    """The uses, and the uses inside of loops; None if any use has no rule."""
     inside: list = []
     starts: dict = {}
     for use in found:
@@ -102,13 +102,13 @@ def _inside(found: list[Use], loops) -> list[tuple[Use, _Loop | None]] | None:
 
 @dataclasses.dataclass
 class _Records:
-    """What a loop has been made to record. Kept with the loop's op, for other losses.
+    """The recordings of a loop, kept with the loop's op for further losses.
 
     Attributes:
-      wholes: by the name of an op of the body, the op on all steps, and the tensor that
-        stands for its output.
+      wholes: by the name of an op of the body, the op on all steps, and the tensor in
+        the place of its output.
       lists: by the body's tensor, the number of the loop's output with its values.
-      inputs: by the body's tensor, what it was at every step, `[N * T, ...]`.
+      inputs: by the body's tensor, its values at all steps, `[N * T, ...]`.
       copies: by the body's tensor, its copy before the loop.
     """
 
@@ -119,7 +119,7 @@ class _Records:
 
 
 class _Loop:
-    """A `While` op whose body can be recorded."""
+    """A `While` op with a body that can be recorded."""
 
     def __init__(self, op: tf.Operation, flows: Dataflow, inner: BodyFlows):
         self.op = op
@@ -137,34 +137,34 @@ class _Loop:
 
     @classmethod
     def read(cls, op: tf.Operation, flows: Dataflow) -> _Loop | None:
-        """The loop, or None if it is not one that can be recorded."""
+        """The loop, or None if it cannot be recorded."""
         if not counts_steps(op):
             return None
         inner = BodyFlows.analyse(op, flows)
         if inner is None or inner.condition_kind() == DATA:
-            return None  # How often it runs would depend on the examples.
+            return None  # The number of steps would depend on the examples.
         inner.refuse_mixing(flows)
         loop = cls(op, flows, inner)
-        # The lists of XLA always have room, and so length, for the most steps.
+        # The lists of XLA always have the length of the largest number of steps.
         return None if in_xla() and loop._steps is None else loop
 
     def find(self, starts: list[Use]) -> list[Use] | None:
-        """The uses in the body of a variable that enters by `starts`, or None."""
+        """The uses, in the body, of a variable that enters by `starts`; or None."""
         paths: dict = {}
         for use in starts:
             if not self._inner.passes_unchanged(use.index):
                 return None
             if self._read(use.index):
-                return None  # A gradient comes from there, too.
+                return None  # The loop's output gives the variable a gradient, too.
             paths[self._body.inputs[use.index].ref()] = use.path
         found = follow(paths, starts[0].variable_shape, self._inner)
         for number, output in enumerate(self._body.outputs):
             if output.ref() in paths and not self._harmless(number):
-                return None  # It is in what a later step starts from.
+                return None  # A later step starts from the variable.
         return found if all(map(self._recordable, found)) else None
 
     def _harmless(self, number: int) -> bool:
-        """Whether that a variable reaches this output of the body has no effect.
+        """Whether this output of the body, which a variable reaches, has no effect.
 
         The output is the variable itself, or a list that TensorFlow keeps for a
         gradient of the loop that is no part of the losses.
@@ -197,12 +197,12 @@ class _Loop:
         return True
 
     def _by_rows(self, tensor: tf.Tensor) -> bool:
-        """Whether axis 0 counts examples; the check on the first step tests it."""
+        """Whether axis 0 counts examples, as the first step's comparison tests."""
         flow = self._inner[tensor]
         return bool(tensor.shape.rank) and not flow.minor and flow.axes in (None, (0,))
 
     def record(self, ops: list[tf.Operation]) -> None:
-        """Records what goes into some ops of the body, and the gradients after them."""
+        """Records the inputs of ops of the body, and the gradients at their outputs."""
         records, graph = self._records, self.op.graph
         new = [op for op in dict.fromkeys(ops) if op.name not in records.wholes]
         if not new:
@@ -227,7 +227,7 @@ class _Loop:
             records.wholes[op.name] = (whole, stand_ins[op])
 
     def recorded(self, use: Use) -> tuple[Use, tf.Tensor]:
-        """The use as one of an op on all steps, and what stands for its output."""
+        """The use by the op on all steps, and the tensor in the place of its output."""
         whole, stand_in = self._records.wholes[use.op.name]
         flow = self._over_time(use.op.outputs[0])
         for tensor in (whole.outputs[0], stand_in):
@@ -246,7 +246,7 @@ class _Loop:
         )
 
     def _before(self, tensor: tf.Tensor) -> tf.Tensor:
-        """A tensor that is the same at every step, computed before the loop."""
+        """A tensor with the same value at every step, computed before the loop."""
         for number, start in enumerate(self._body.inputs):
             if start is tensor:
                 return self.op.inputs[number]
@@ -264,7 +264,7 @@ class _Loop:
         """Makes the loop keep the values of a tensor of its body.
 
         Returns:
-          The number of the list of them among the loop's outputs.
+          The number of the list of these values among the loop's outputs.
         """
         with self.op.graph.as_default(), tf.control_dependencies(None):
             start = empty_list(tensor, self.op, self._length(tensor))
@@ -272,14 +272,14 @@ class _Loop:
             longer = tf.raw_ops.TensorListPushBack(
                 input_handle=self._body.capture(start), tensor=tensor
             )
-        # The recording is no part of the loss.
+        # The recorded list has no gradient: it is no part of the loss.
         _tf_private.set_own_gradient(longer.op, lambda op, gradient: [gradient, None])
         return self._carry(start, longer)
 
     def _length(self, tensor: tf.Tensor) -> tf.Tensor | None:
-        """How many rows a tensor of the body has, where XLA must be told and we know.
+        """The rows of a tensor of the body, if XLA must be told and they are known.
 
-        When it compiles, the length of the data is a constant.
+        While XLA compiles, the length of the data is a constant.
         """
         flow, flows = self._inner[tensor], self._flows
         if not in_xla() or not tensor.shape.rank or tensor.shape[0] is not None:
@@ -290,7 +290,7 @@ class _Loop:
         return tf.shape(sources[0])[0] // flows.rows_per_example * flow.rows
 
     def _fits_a_list(self, tensor: tf.Tensor) -> bool:
-        """Whether a list can be made of what a tensor of the body is at every step."""
+        """Whether a list can hold the values of a tensor of the body at all steps."""
         if not in_xla() or self._inner[tensor].kind != DATA:
             return True
         known = tensor.shape.rank is not None and None not in tensor.shape[1:].as_list()
@@ -299,7 +299,7 @@ class _Loop:
         )
 
     def _at_all_steps(self, tensor: tf.Tensor) -> tf.Tensor:
-        """What a tensor of the body was at every step, `[N * T, ...]`."""
+        """The values of a tensor of the body at all steps, `[N * T, ...]`."""
         inputs = self._records.inputs
         if tensor.ref() not in inputs:
             kept = self.op.outputs[self._lists[tensor.ref()]]
@@ -308,10 +308,10 @@ class _Loop:
         return inputs[tensor.ref()]
 
     def _stand_in(self, tensor: tf.Tensor) -> tf.Tensor:
-        """A tensor at which gradients are those at `tensor`, for all steps.
+        """A tensor with gradients equal to those at `tensor`, of all steps.
 
-        The loop carries a list which it leaves empty. On the way back, at every step
-        the gradient at `tensor` goes to the end of the gradient at that list.
+        The loop carries an empty list. In the backward pass, every step appends the
+        gradient at `tensor` to the gradient at that list.
         """
         graph, count = self.op.graph, self._steps
         rank = tensor.shape.rank
@@ -354,14 +354,14 @@ class _Loop:
         return stand_in
 
     def _carry(self, start: tf.Tensor, after: tf.Tensor) -> int:
-        """Makes the loop carry one more value, once it is written again.
+        """Makes the loop carry a further value, once the loop is written again.
 
         Args:
-          start: its value before the loop, which the body has captured.
-          after: its value after a step, a tensor of the body.
+          start: the value before the loop, which the body has captured.
+          after: the value after a step, a tensor of the body.
 
         Returns:
-          The number of its value after the loop among the loop's outputs.
+          The number of the value after the loop among the loop's outputs.
         """
         self._body.outputs.append(after)
         with self._cond.as_default():
@@ -370,13 +370,13 @@ class _Loop:
         return len(self._body.outputs) - 1
 
     def _rewrite(self) -> None:
-        """Writes the loop again, as TensorFlow does when it takes its gradient."""
+        """Writes the loop again, as TensorFlow does when it differentiates a loop."""
         _tf_private.write_loop_again(self.op, self._cond, self._body, self._starts)
         self._starts = []
 
 
 def _copy(op: tf.Operation, inputs: list[tf.Tensor], graph) -> tf.Operation:
-    """The same op, on other inputs, in `graph`."""
+    """The same op in `graph`, on the given inputs."""
     definition = op.node_def
     return _tf_private.make_op(
         graph,

@@ -18,7 +18,7 @@ from tfdpclip._docs import see
 from tfdpclip._outside import outside_of_functions
 from tfdpclip._variables import components
 from tfdpclip.gradients import ExampleIsolationError
-from tfdpclip.gradients.loss.state import TRAINED_PRIVATELY, Read
+from tfdpclip.gradients.loss.state import TRAINED_PRIVATELY, StateRead
 
 # In every step, the smallest variables are compared: at most `_SMALL_COUNT` variables,
 # with at most `_SMALL_ENTRIES` entries together. All variables are compared on steps
@@ -103,11 +103,11 @@ class ConstantState:
                 "on. " + _FIX
             )
 
-    def check(self, reads: Sequence[Read]) -> tf.Tensor:
+    def check(self, reads: Sequence[StateRead]) -> tf.Tensor:
         """Builds the comparison in the current graph.
 
         Args:
-          reads: the variables, see `tfdpclip.gradients.loss.state.reads`.
+          reads: the variables, see `tfdpclip.gradients.loss.state.find_state_reads`.
 
         Returns:
           A boolean scalar: True if no variable has changed.
@@ -233,7 +233,7 @@ def _fail(same: tf.Tensor, names: list[str]) -> tf.Operation:
     return tf.debugging.Assert(False, [message, changed, _FIX], summarize=8)
 
 
-def _value(read: Read) -> tf.Tensor:
+def _value(read: StateRead) -> tf.Tensor:
     if read.variable is not None:
         return tf.raw_ops.ReadVariableOp(
             resource=read.handle, dtype=read.variable.dtype

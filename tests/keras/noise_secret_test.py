@@ -269,7 +269,7 @@ def test_other_records_or_another_order_of_them_are_refused(tmp_path):
     interrupted(tmp_path)
     moved = X.copy()
     moved[[3, 4]] = moved[[4, 3]]
-    refused(tmp_path, "another order", x=moved)
+    refused(tmp_path, "their order changed", x=moved)
 
 
 def test_records_that_are_fetched_are_looked_at():

@@ -28,7 +28,7 @@ class TestMismatchIsRefused:
         x, y = small_data()
         model = model_of(Optimizer())
         budget = PrivacyBudget(math.inf, DELTA, sampling.Poisson(0.1234))
-        with pytest.raises(PrivacyMismatchError, match="something else"):
+        with pytest.raises(PrivacyMismatchError, match="fit gets other data"):
             model.fit(x, y, verbose=0, callbacks=[budget])
 
     def test_arrays_while_batches_exist(self):
@@ -48,7 +48,7 @@ class TestMismatchIsRefused:
 
     def test_another_rate(self):
         budget = PrivacyBudget(math.inf, DELTA, sampling.Poisson(0.017))
-        self._assert_refused(poisson(0.1), budget, "something else")
+        self._assert_refused(poisson(0.1), budget, "fit gets other data")
 
     def test_another_rate_while_batches_exist(self):
         accounted = poisson(0.05)

@@ -234,7 +234,7 @@ def test_draws_for_something_else_are_refused():
 def test_noise_for_another_scheme_is_refused():
     other = dpc.sampling.MinSeparation(N, 5)
     model = model_of(noise=noise_of(scheme=other))
-    with pytest.raises(PrivacyMismatchError, match="make both of one scheme"):
+    with pytest.raises(PrivacyMismatchError, match="make both from the same scheme"):
         fitted(model, 1, SCHEME.batches((X, Y)))
     assert int(model.optimizer.iterations) == 0
     with pytest.raises(

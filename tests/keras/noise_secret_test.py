@@ -240,7 +240,7 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path):
     interrupted(tmp_path)
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
     (tmp_path / "secret").chmod(0o640)
-    refused(tmp_path, "read or written by others")
+    refused(tmp_path, "read or written by other users")
 
 
 def test_a_damaged_secret_is_refused(tmp_path):
@@ -269,7 +269,7 @@ def test_other_records_or_another_order_of_them_are_refused(tmp_path):
     interrupted(tmp_path)
     moved = X.copy()
     moved[[3, 4]] = moved[[4, 3]]
-    refused(tmp_path, "another order", x=moved)
+    refused(tmp_path, "their order changed", x=moved)
 
 
 def test_records_that_are_fetched_are_looked_at():
@@ -290,7 +290,7 @@ def test_noise_of_a_run_before_the_ledgers_last_is_refused(tmp_path):
     (tmp_path / "secret").unlink()
     interrupted(tmp_path, 2)
     os.replace(tmp_path / "copy", tmp_path / "secret")
-    refused(tmp_path, "not of the run")
+    refused(tmp_path, "does not belong to the last run")
 
 
 def test_noise_of_another_ledger_is_refused(tmp_path):
@@ -299,7 +299,7 @@ def test_noise_of_another_ledger_is_refused(tmp_path):
         (tmp_path / name).mkdir()
         interrupted(tmp_path / name)
     shutil.copy(tmp_path / "one" / "secret", tmp_path / "other" / "secret")
-    refused(tmp_path / "other", "not of the run")
+    refused(tmp_path / "other", "does not belong to the last run")
 
 
 def test_a_ledger_that_is_older_than_the_noise_is_refused(tmp_path):

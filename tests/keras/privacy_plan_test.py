@@ -368,7 +368,7 @@ def test_arrays_are_refused_with_the_lines_to_write():
         ({"epochs": 0}, "epochs"),
         ({"epochs": 1.5}, "epochs"),
         ({"sampling": "uniform"}, "sampling"),
-        ({"sampling": dpc.sampling.Poisson(0.1)}, "not of a Poisson.*PrivacyBudget"),
+        ({"sampling": dpc.sampling.Poisson(0.1)}, "takes no Poisson.*PrivacyBudget"),
         ({"noise": "brown"}, "noise"),
         ({"noise": "buffered", "sampling": "poisson"}, "MinSeparation"),
         ({"noise": None}, "noise"),

@@ -330,7 +330,7 @@ class PrivacyPlan(BudgetPlan):
                 )
         if (self.per_person is None) != (options.get("people") is None):
             raise ValueError(
-                "people and per_person belong together: PrivacyPlan(..., per_person=8) "
+                "people and per_person go together: PrivacyPlan(..., per_person=8) "
                 "and plan.batches((x, y), people=ids). Then examples, batch_size and "
                 "epochs of the plan count people." + see("records-of-several-rows")
             )

@@ -63,7 +63,7 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
         layers = self._layers()
         if not layers:
             raise ValueError(
-                f"{model.name} has no trainable BatchNormalization layer, so "
+                f"{model.name} has no BatchNormalization layer that trains, so "
                 "PublicBatchStatistics has nothing to do: leave it out."
             )
         for layer in layers:

@@ -59,8 +59,9 @@ class KeptStream:
         self.stream, self.kept = stream, kept
         value = kept.read_value()
         self.shape, self.dtype = value.shape[1:], value.dtype
-        # Compiling pays for large tensors. If XLA compiles all of the step anyway, the
-        # memory is a `HeldTensor`; and a function can only write to variables.
+        # Compiling pays for large tensors; in a step that XLA compiles as a whole, it
+        # changes nothing. A compiled function writes to variables, not to a
+        # `HeldTensor`.
         large = self.shape.num_elements() >= _COMPILED_FROM
         self.compiled = large and on_cpus() and not isinstance(kept, HeldTensor)
 

@@ -231,8 +231,9 @@ def sum_weighted(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
         return tf.tensordot(weights, tensor, 1)
     rows = once(("row", weights.ref()), lambda: tf.reshape(weights, vector(1, -1)))
     if len(shape) == 1:
-        # `rows` keeps its dynamic shape: for an empty batch, TensorFlow's own gradients
-        # can have a wrong width, which a static shape would hide.
+        # The result is not reshaped to the static shape: for an empty batch,
+        # TensorFlow's own gradients can have a different width in the step, and nothing
+        # corrects the width, because the static shape hides it.
         return tf.squeeze(tf.matmul(rows, tensor), axis=0)
     flat = tf.reshape(tensor, vector(-1, math.prod(shape)))
     if in_xla() and on_cpus():

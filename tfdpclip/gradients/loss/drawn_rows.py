@@ -321,7 +321,7 @@ def _of_taken(graph: Any, expected: ExpectedRecords) -> tf.Tensor | None:
 
 
 def _called_from_outside(function: Any) -> Any:
-    """The innermost function, from here outwards, that Python is asked at each call of.
+    """The function, or a function around it, that can ask Python at each call.
 
     None within a function that a data set applies to its elements.
     """

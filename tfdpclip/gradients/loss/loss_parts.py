@@ -52,7 +52,8 @@ class LossParts:
     def note_present(self, drawn: tf.Tensor | None) -> None:
         """Notes which records were drawn, `[B]`, if that is known.
 
-        A regulariser of activities counts padding, too; the weights of the draw tell.
+        A record is present if the draw and the weights of the loss both say so: a
+        regulariser of activities also covers padding, which has no weight.
         """
         if drawn is not None and self.present is not None:
             drawn = tf.logical_and(drawn, self.present)

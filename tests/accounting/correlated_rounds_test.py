@@ -143,11 +143,11 @@ def test_noise_goes_on_only_with_cohorts_that_know_who_came():
     state, before = run(budget, state_of(0, run=noise), 3)
     options = dict(noise=noise, ledger=budget.ledger, continued=3)
     forgetful = AvailableCohorts(scheme, lambda round_num: IDS)
-    with pytest.raises(PrivacyMismatchError, match="AvailableCohorts the state"):
+    with pytest.raises(PrivacyMismatchError, match="AvailableCohorts their last"):
         budget_of(cohorts=forgetful, **options)
     of_another = {**forgetful.state, "next": 3}
     invented = AvailableCohorts(scheme, lambda _: IDS, state=of_another)
-    with pytest.raises(PrivacyMismatchError, match="other clients"):
+    with pytest.raises(PrivacyMismatchError, match="different clients"):
         budget_of(cohorts=invented, **options)
     restored = AvailableCohorts(scheme, lambda _: IDS, state=cohorts.state)
     _, (last,) = run(budget_of(cohorts=restored, **options), state, 1)
@@ -160,8 +160,8 @@ def test_noise_goes_on_only_with_cohorts_that_know_who_came():
         (Poisson(0.25), NOISE, PrivacyMismatchError, "made for a fixed order"),
         (MinSeparation(20, 5), NOISE, PrivacyMismatchError, "made for a fixed order"),
         (CyclicPoisson(20, 0.1, 4), NOISE, PrivacyMismatchError, "made for a fixed"),
-        (FIXED, correlated.Tree(), ValueError, "noise must be a dpc.CorrelatedNoise"),
-        (FIXED, "tree", ValueError, "noise must be a dpc.CorrelatedNoise"),
+        (FIXED, correlated.Tree(), ValueError, "noise must be the aggregator's dpc.CorrelatedNoise"),
+        (FIXED, "tree", ValueError, "noise must be the aggregator's dpc.CorrelatedNoise"),
     ],
 )
 def test_noise_of_another_scheme_is_refused(scheme, noise, error, message):
@@ -268,7 +268,7 @@ def test_a_state_of_other_noise_than_is_counted_is_refused():
         NOISE.matrix, 6, MinSeparation(40, 5, relation="zero_out")
     )
     budget = budget_of()
-    with pytest.raises(PrivacyMismatchError, match="other correlated noise"):
+    with pytest.raises(PrivacyMismatchError, match="whose correlated noise .* differs"):
         with budget.round(state_of(0, run=other)):
             pytest.fail("noise for clients that come less often")
     assert budget.rounds == 0

@@ -168,7 +168,7 @@ def test_a_plan_after_other_phases_is_within_one_budget_with_them(tmp_path):
     trained(plan_of(epsilon=1.6, ledger=path), clip=1.0)
     with pytest.raises(PrivacyMismatchError) as found:
         trained(plan_of(ledger=path), clip=1.0)
-    assert "say allow_change=True to the PrivacyPlan" in str(found.value)
+    assert "give allow_change=True to the PrivacyPlan" in str(found.value)
     changed = dict(batch_size=50, ledger=path, allow_change=True)
     plan = plan_of(**changed)
     assert plan.noise_multiplier > plan_of(batch_size=50).noise_multiplier

@@ -302,7 +302,7 @@ def search_privacy(
     )
 
 
-def _common_relation(runs, phases, before) -> events.NeighboringRelation:
+def _common_relation(runs, phases, before) -> dp_accounting.NeighboringRelation:
     """The neighbouring relation of all runs; raises ValueError if there are several."""
     schemes = [part.sampling for part in (*runs, *phases, *before)]
     relations = {scheme.neighboring_relation for scheme in schemes}

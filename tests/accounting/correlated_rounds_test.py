@@ -160,8 +160,18 @@ def test_noise_goes_on_only_with_cohorts_that_know_who_came():
         (Poisson(0.25), NOISE, PrivacyMismatchError, "made for a fixed order"),
         (MinSeparation(20, 5), NOISE, PrivacyMismatchError, "made for a fixed order"),
         (CyclicPoisson(20, 0.1, 4), NOISE, PrivacyMismatchError, "made for a fixed"),
-        (FIXED, correlated.Tree(), ValueError, "noise must be the aggregator's dpc.CorrelatedNoise"),
-        (FIXED, "tree", ValueError, "noise must be the aggregator's dpc.CorrelatedNoise"),
+        (
+            FIXED,
+            correlated.Tree(),
+            ValueError,
+            "noise must be the aggregator's dpc.CorrelatedNoise",
+        ),
+        (
+            FIXED,
+            "tree",
+            ValueError,
+            "noise must be the aggregator's dpc.CorrelatedNoise",
+        ),
     ],
 )
 def test_noise_of_another_scheme_is_refused(scheme, noise, error, message):

@@ -171,7 +171,9 @@ def test_what_is_no_aggregator_is_refused_with_the_line():
     cohorts = SCHEMES["poisson"].cohorts(IDS)
     factory = federated.clipped_mean(2.0, 20)
     for wrong in (2.0, factory.create(NESTED), "clipped_mean", tff.aggregators):
-        with pytest.raises(ValueError, match="aggregator must be the result of dpc.federated"):
+        with pytest.raises(
+            ValueError, match="aggregator must be the result of dpc.federated"
+        ):
             RoundBudget(9.0, DELTA, cohorts, aggregator=wrong)
     with pytest.raises(ValueError, match=r"aggregator must be given.*aggregator="):
         RoundBudget(9.0, DELTA, cohorts)

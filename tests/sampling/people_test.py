@@ -118,8 +118,14 @@ def test_ids_are_those_of_when_the_batches_were_made():
         ([None, *IDS[1:]], "integers or texts"),
         ([*"abcdefg", float("nan")], "integers or texts"),
         (IDS > 1, "integers or texts"),
-        (np.where(IDS > 1, IDS, np.nan).astype(str), "known, and a missing id becomes 'nan'"),
-        (np.array(list("abcdefg") + ["None"], object), "known, and a missing id becomes 'None'"),
+        (
+            np.where(IDS > 1, IDS, np.nan).astype(str),
+            "known, and a missing id becomes 'nan'",
+        ),
+        (
+            np.array(list("abcdefg") + ["None"], object),
+            "known, and a missing id becomes 'None'",
+        ),
         ([b""] + [b"a"] * 7, "known, and a missing id becomes b''"),
         (np.where(IDS > 1, IDS, -1), "known, and the codes of pandas have -1"),
         ([2**63, *IDS[1:].tolist()], "be integers below 2"),

@@ -208,7 +208,7 @@ def test_what_cannot_be_understood_is_refused(state):
 def test_noise_goes_on_only_with_the_same_clients_in_the_same_order(tmp_path, ids):
     path = tmp_path / "ledger.json"
     run(budget_of(ledger=path), state_of(0), 3)
-    with pytest.raises(PrivacyMismatchError, match="another order"):
+    with pytest.raises(PrivacyMismatchError, match="a different order"):
         budget_of(cohorts=FIXED.cohorts(ids), ledger=path, continued=3)
     # Another matrix may have other clients.
     again = budget_of(cohorts=FIXED.cohorts(ids), ledger=path)
@@ -236,14 +236,14 @@ def test_two_budgets_of_one_ledger_do_not_take_turns():
     state, _ = run(budget, state_of(0), 1)
     other = budget_of(ledger=budget.ledger)
     run(other, state_of(0), 1)
-    with pytest.raises(PrivacyMismatchError, match="another budget"):
+    with pytest.raises(PrivacyMismatchError, match="a second budget"):
         with budget.round(state):
             pytest.fail("the rounds of one matrix were counted in the run of another")
     assert runs_of(other) == [1, 1]
     # Nor may it happen within a round.
     with other.round(state_of(0)):
         budget_of(ledger=budget.ledger)
-    with pytest.raises(PrivacyMismatchError, match="another budget"):
+    with pytest.raises(PrivacyMismatchError, match="a second budget"):
         with other.round(state_of(0)):
             pytest.fail("another budget began within a round")
 
@@ -266,7 +266,7 @@ def test_a_ledger_that_knows_no_states_is_not_gone_on_from():
     content = budget.ledger.to_dict()
     del content["phases"][0]["trail"]
     old = accounting.Ledger.from_dict(content)
-    with pytest.raises(PrivacyMismatchError, match="another order"):
+    with pytest.raises(PrivacyMismatchError, match="a different order"):
         budget_of(ledger=old, continued=3)
     again = budget_of(ledger=old)
     run(again, state_of(0), 1)

@@ -125,7 +125,7 @@ def test_the_matrix_is_made_for_the_servers_momentum():
     assert plan.noise.matrix == correlated.SquareRootToeplitz(16, 0.9)
     assert "momentum 0.9" in str(plan)
     assert plan.replace(momentum=0).noise.matrix == correlated.SquareRootToeplitz(16)
-    with pytest.raises(ValueError, match="leave it out"):
+    with pytest.raises(ValueError, match="leave momentum out"):
         plan_of(momentum=0.9)
 
 

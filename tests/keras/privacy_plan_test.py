@@ -120,7 +120,7 @@ def test_the_matrix_is_made_for_the_momentum(noise):
 
 def test_a_momentum_that_nothing_is_made_for_is_refused():
     for noise in ("independent", "tree"):
-        with pytest.raises(ValueError, match="leave it out"):
+        with pytest.raises(ValueError, match="leave momentum out"):
             plan_of(noise=noise, momentum=0.9)
     with pytest.raises(ValueError, match=r"Workload\(momentum=0.9\)"):
         plan_of(noise=dpc.correlated.SquareRootToeplitz(4), momentum=0.9)

@@ -355,7 +355,7 @@ LIBRARY = sampling.Poisson(0.1)
     ("before", "after", "says"),
     [
         (rated(0.01), rated(0.5), "Coins before, .*Coins now .made again, as"),
-        (with_rate(0.01), with_rate(0.5), "WithRate before, .*with other attributes"),
+        (with_rate(0.01), with_rate(0.5), "WithRate before, .*with changed attributes"),
         (LIBRARY, rated(0.5, "Poisson"), "classes of this library before, .*Poisson"),
         (rated(0.5, "Poisson"), LIBRARY, "Poisson before, classes of this library"),
     ],
@@ -388,7 +388,7 @@ def test_a_scheme_that_somebody_changes_was_what_it_was(change):
     object.__setattr__(scheme, "real", 0.001)
     assert ledger.epsilon() == before
     if not change:
-        with pytest.raises(accounting.PrivacyMismatchError, match="other attributes"):
+        with pytest.raises(accounting.PrivacyMismatchError, match="changed attributes"):
             ledger.begin(noise_multiplier=1.0, sampling=scheme)
     else:
         ledger.begin(noise_multiplier=1.0, sampling=scheme, change=True)
@@ -447,7 +447,7 @@ def test_steps_that_nobody_saw_were_clipped_by_some_rule():
     ledger = accounting.Ledger(delta=1e-5)
     ledger.begin(noise_multiplier=1.0, sampling=LIBRARY, clip="FixedClip(1.0)")
     ledger.add_unseen(2)
-    assert "clipped by a rule that keeps its word" in str(ledger.statement())
+    assert "with a clip rule that keeps its bound" in str(ledger.statement())
 
 
 def test_nobody_may_be_drawn():

@@ -1,6 +1,6 @@
-"""One look for all figures: readable in black and white and by all colour vision.
+"""The common look of figures: readable in black and white and by all colour vision.
 
-Figures have no global state, and matplotlib is imported when the first one is made.
+Figures have no global state, and matplotlib is imported with the first figure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tfdpclip import files
 
 #: Okabe and Ito's colours, which people with any colour vision can tell apart.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-#: What lines differ by in black and white, too.
+#: Line styles, which tell lines apart in black and white, too.
 STYLES = ("-", "--", "-.", ":")
 MARKERS = "osD^vXP"
 GREY = "#666666"
@@ -93,7 +93,7 @@ def style(index: int, marked: bool = True) -> dict[str, Any]:
 
 
 def title(figure: Any, text: str, fontsize: float = 11) -> None:
-    """A title over the whole picture, in as many lines as fit into its width."""
+    """A title over the whole picture, with line breaks that fit its width."""
     # A character is some 0.6 times as wide as the font is high; 72 points an inch.
     most = int(72 * figure.get_figwidth() / (0.6 * fontsize))
     lines = [part for line in text.split("\n") for part in textwrap.wrap(line, most)]
@@ -101,7 +101,7 @@ def title(figure: Any, text: str, fontsize: float = 11) -> None:
 
 
 def heavy_tailed(panels: Sequence[np.ndarray]) -> bool:
-    """Whether linear axes that show all points show most of them as one blot.
+    """Whether on linear axes for all points, most points would be a single blot.
 
     >>> heavy_tailed([np.array([[1.0, 2.0], [3.0, -2.0]])])
     False
@@ -117,16 +117,16 @@ def heavy_tailed(panels: Sequence[np.ndarray]) -> bool:
 def plane(
     ax: Any, points: np.ndarray, logarithmic: bool
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """Sets axes around zero in which all of `points` are to be seen.
+    """Sets axes around zero that show all of `points`.
 
     Args:
       ax: the axes.
       points: `[n, 2]`.
-      logarithmic: whether distances from zero, of which circles show some, are on a
-        logarithmic scale. Directions stay, so what is symmetric about zero looks so.
+      logarithmic: whether distances from zero, some marked by circles, are on
+        a logarithmic scale. Directions stay, so symmetry about zero stays visible.
 
     Returns:
-      Where in the axes to draw points, `[..., 2]`.
+      A function from points, `[..., 2]`, to their places in the axes.
     """
     lengths = np.linalg.norm(points, axis=1)
     far = float(lengths.max()) or 1.0
@@ -176,13 +176,13 @@ def note(figure: Any, text: str = PRIVATE_NOTE) -> None:
 
 
 def round_ticks(axis: Any, low: float, high: float) -> None:
-    """Plain round numbers on a logarithmic axis that spans less than it should."""
+    """Plain round numbers on a logarithmic axis that spans few powers of ten."""
     from matplotlib import ticker
 
     steps = (1, 1.5, 2, 2.5, 3, 4, 5, 7) if high < 20 * low else (1, 2, 5)
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     values = [step * 10.0**k for k in powers for step in steps]
-    if high < 2 * low:  # so little that it is nearly linear
+    if high < 2 * low:  # So short an axis is nearly linear.
         values = list(ticker.MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high))
     axis.set_major_locator(
         ticker.FixedLocator([v for v in values if 0.8 * low <= v <= 1.25 * high])
@@ -192,7 +192,7 @@ def round_ticks(axis: Any, low: float, high: float) -> None:
 
 
 def plain_ticks(axis: Any, low: float, high: float) -> None:
-    """Plain numbers at powers of two, rather than powers of ten that nothing meets."""
+    """Plain numbers at powers of two, for values that no power of ten is near."""
     from matplotlib import ticker
 
     first, last = math.floor(math.log2(low)), math.ceil(math.log2(high))
@@ -205,7 +205,7 @@ def plain_ticks(axis: Any, low: float, high: float) -> None:
 
 
 def save(figure: Any, path: str | os.PathLike[str]) -> pathlib.Path:
-    """Writes a figure as its ending says, in a directory made if need be; the path."""
+    """Writes a figure in the format of the path's ending; returns the path."""
     path, content = pathlib.Path(path), io.BytesIO()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(content, format=path.suffix[1:] or None, dpi=130)

@@ -318,7 +318,7 @@ class TestCohort:
         assert plan.gradient_noise_multiplier == z_g
 
     def test_an_infeasible_trial(self):
-        with pytest.raises(ValueError, match="no clip norm follows"):
+        with pytest.raises(ValueError, match="no clip norm can follow"):
             accounting.cohort_for(1.0, 1e-6, 1000, 10, 1.0, 1)
         with pytest.raises(ValueError, match="clients_per_round"):
             accounting.cohort_for(1.0, 1e-6, 50, 10, 0.1, 100)

@@ -181,7 +181,7 @@ class TestNoiseSplit:
             accounting.split_noise_multiplier(0.3, [0.1])
         message = str(info.value)
         assert "above 0.15" in message
-        assert "at least 4 records per step" in message
+        assert "from 4 records per step" in message
         # What it says works, and one less does not.
         assert accounting.split_noise_multiplier(0.3, [4 / 20]) > 0
         with pytest.raises(ValueError):

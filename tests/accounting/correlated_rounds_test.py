@@ -143,11 +143,11 @@ def test_noise_goes_on_only_with_cohorts_that_know_who_came():
     state, before = run(budget, state_of(0, run=noise), 3)
     options = dict(noise=noise, ledger=budget.ledger, continued=3)
     forgetful = AvailableCohorts(scheme, lambda round_num: IDS)
-    with pytest.raises(PrivacyMismatchError, match="AvailableCohorts the state"):
+    with pytest.raises(PrivacyMismatchError, match="AvailableCohorts their last"):
         budget_of(cohorts=forgetful, **options)
     of_another = {**forgetful.state, "next": 3}
     invented = AvailableCohorts(scheme, lambda _: IDS, state=of_another)
-    with pytest.raises(PrivacyMismatchError, match="other clients"):
+    with pytest.raises(PrivacyMismatchError, match="different clients"):
         budget_of(cohorts=invented, **options)
     restored = AvailableCohorts(scheme, lambda _: IDS, state=cohorts.state)
     _, (last,) = run(budget_of(cohorts=restored, **options), state, 1)
@@ -160,8 +160,18 @@ def test_noise_goes_on_only_with_cohorts_that_know_who_came():
         (Poisson(0.25), NOISE, PrivacyMismatchError, "made for a fixed order"),
         (MinSeparation(20, 5), NOISE, PrivacyMismatchError, "made for a fixed order"),
         (CyclicPoisson(20, 0.1, 4), NOISE, PrivacyMismatchError, "made for a fixed"),
-        (FIXED, correlated.Tree(), ValueError, "noise must be a dpc.CorrelatedNoise"),
-        (FIXED, "tree", ValueError, "noise must be a dpc.CorrelatedNoise"),
+        (
+            FIXED,
+            correlated.Tree(),
+            ValueError,
+            "noise must be the aggregator's dpc.CorrelatedNoise",
+        ),
+        (
+            FIXED,
+            "tree",
+            ValueError,
+            "noise must be the aggregator's dpc.CorrelatedNoise",
+        ),
     ],
 )
 def test_noise_of_another_scheme_is_refused(scheme, noise, error, message):
@@ -198,7 +208,7 @@ def test_what_cannot_be_understood_is_refused(state):
 def test_noise_goes_on_only_with_the_same_clients_in_the_same_order(tmp_path, ids):
     path = tmp_path / "ledger.json"
     run(budget_of(ledger=path), state_of(0), 3)
-    with pytest.raises(PrivacyMismatchError, match="another order"):
+    with pytest.raises(PrivacyMismatchError, match="a different order"):
         budget_of(cohorts=FIXED.cohorts(ids), ledger=path, continued=3)
     # Another matrix may have other clients.
     again = budget_of(cohorts=FIXED.cohorts(ids), ledger=path)
@@ -226,14 +236,14 @@ def test_two_budgets_of_one_ledger_do_not_take_turns():
     state, _ = run(budget, state_of(0), 1)
     other = budget_of(ledger=budget.ledger)
     run(other, state_of(0), 1)
-    with pytest.raises(PrivacyMismatchError, match="another budget"):
+    with pytest.raises(PrivacyMismatchError, match="a second budget"):
         with budget.round(state):
             pytest.fail("the rounds of one matrix were counted in the run of another")
     assert runs_of(other) == [1, 1]
     # Nor may it happen within a round.
     with other.round(state_of(0)):
         budget_of(ledger=budget.ledger)
-    with pytest.raises(PrivacyMismatchError, match="another budget"):
+    with pytest.raises(PrivacyMismatchError, match="a second budget"):
         with other.round(state_of(0)):
             pytest.fail("another budget began within a round")
 
@@ -256,7 +266,7 @@ def test_a_ledger_that_knows_no_states_is_not_gone_on_from():
     content = budget.ledger.to_dict()
     del content["phases"][0]["trail"]
     old = accounting.Ledger.from_dict(content)
-    with pytest.raises(PrivacyMismatchError, match="another order"):
+    with pytest.raises(PrivacyMismatchError, match="a different order"):
         budget_of(ledger=old, continued=3)
     again = budget_of(ledger=old)
     run(again, state_of(0), 1)
@@ -268,7 +278,7 @@ def test_a_state_of_other_noise_than_is_counted_is_refused():
         NOISE.matrix, 6, MinSeparation(40, 5, relation="zero_out")
     )
     budget = budget_of()
-    with pytest.raises(PrivacyMismatchError, match="other correlated noise"):
+    with pytest.raises(PrivacyMismatchError, match="whose correlated noise .* differs"):
         with budget.round(state_of(0, run=other)):
             pytest.fail("noise for clients that come less often")
     assert budget.rounds == 0

@@ -208,7 +208,7 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="projections"):
         gradient_geometry([[1.0]], projections=0)
     calls = iter([[np.ones((2, 1))], [np.ones((1, 1))]])
-    with pytest.raises(ValueError, match="other chunks"):
+    with pytest.raises(ValueError, match="different chunks"):
         gradient_geometry(lambda: next(calls))
     found = gradient_geometry(skewed(10))
     for bad in (0.0, np.nan, -1.0, True):

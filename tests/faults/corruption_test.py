@@ -164,7 +164,7 @@ def test_two_arrays_of_one_name_and_missing_ones(tmp_path):
     assert list(files.read_npz(path, ["a"])) == ["a"]
     with pytest.raises(FileNotFoundError, match="y.npz"):
         files.read_npz(tmp_path / "y.npz")
-    with pytest.raises(ValueError, match="is no regular file"):
+    with pytest.raises(ValueError, match="is not a regular file"):
         files.read_npz(tmp_path)
 
 
@@ -368,9 +368,9 @@ def test_a_bytes_stream_is_read_as_a_file_is():
 
 def test_pipes_and_devices_are_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="pipe is no regular file"):
+    with pytest.raises(ValueError, match="pipe is not a regular file"):
         files.read_bytes(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="null is no regular file"):
+    with pytest.raises(ValueError, match="null is not a regular file"):
         files.read_bytes(pathlib.Path("/dev/null"))
     (tmp_path / "large").write_bytes(b"12345")
     with pytest.raises(ValueError, match="large has 5 bytes, more than the 4"):

@@ -40,7 +40,7 @@ CODES = {
     errno.EDQUOT: "free some space",
     errno.EROFS: "make the directory writable",
     errno.EACCES: "make the directory writable",
-    errno.EIO: "see to the disk",
+    errno.EIO: "check the disk",
 }
 
 
@@ -131,7 +131,7 @@ def test_two_runs_do_not_share_a_ledger(tmp_path):
     two = Ledger.load(one.path)
     with two.step():
         pass
-    with pytest.raises(PrivacyMismatchError, match="written by something else"):
+    with pytest.raises(PrivacyMismatchError, match="written from outside"):
         with one.step():
             pytest.fail("the step ran")
     assert Ledger.load(one.path).steps == 4

@@ -36,7 +36,7 @@ def test_the_library_alone_does_not_import_it():
 @pytest.mark.slow
 def test_without_it_one_sentence_says_why_and_what_to_install():
     (line,) = _run(_WITHOUT).splitlines()
-    assert "Python 3.11 and TensorFlow 2.14 only" in line
+    assert "only for Python 3.11 and TensorFlow 2.14" in line
     assert "--require-hashes -r requirements.txt" in line
 
 

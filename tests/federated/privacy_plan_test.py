@@ -90,7 +90,7 @@ def test_other_clients_than_planned_are_refused():
 
 
 def test_rounds_of_another_aggregator_are_not_counted_as_planned():
-    with pytest.raises(ValueError, match="make it first"):
+    with pytest.raises(ValueError, match="make the aggregator first"):
         plan_of().budget(IDS)
 
 
@@ -125,7 +125,7 @@ def test_the_matrix_is_made_for_the_servers_momentum():
     assert plan.noise.matrix == correlated.SquareRootToeplitz(16, 0.9)
     assert "momentum 0.9" in str(plan)
     assert plan.replace(momentum=0).noise.matrix == correlated.SquareRootToeplitz(16)
-    with pytest.raises(ValueError, match="leave it out"):
+    with pytest.raises(ValueError, match="leave momentum out"):
         plan_of(momentum=0.9)
 
 
@@ -199,7 +199,7 @@ def test_a_plan_after_other_rounds_is_within_one_budget_with_them():
     before.aggregator()
     with before.budget(range(before.population)).round():
         pass
-    with pytest.raises(accounting.PrivacyMismatchError, match="say allow_change=True"):
+    with pytest.raises(accounting.PrivacyMismatchError, match="give allow_change=True"):
         other = plan_of(ledger=before.ledger)
         other.aggregator()
         other.budget(range(other.population))

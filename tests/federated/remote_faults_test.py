@@ -86,7 +86,7 @@ def test_a_worker_that_stays_away_is_named(tmp_path):
                 in_the_middle(tmp_path, gated_sum(tmp_path), workers[1].kill)
             # The machine may be busy.
             assert time.monotonic() - began < 30
-    assert f"workers: {workers[1].address} does not answer" in str(caught.value)
+    assert f"workers: {workers[1].address} did not answer" in str(caught.value)
     assert "ready_seconds=2" in str(caught.value)
 
 

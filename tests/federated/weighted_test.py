@@ -183,7 +183,7 @@ def test_weights_that_are_no_numbers_are_refused(kind):
         ({"weight_cap": np.nan}, "weight_cap"),
         ({"weight_cap": True}, "weight_cap"),
         ({"weight_cap": "examples"}, "weight_cap"),
-        ({"weight_per_round": 100}, "weight_per_round is for weight_cap"),
+        ({"weight_per_round": 100}, "weight_per_round needs weight_cap"),
         ({"weight_cap": 5, "weight_per_round": 0}, "weight_per_round"),
         ({"weight_cap": 5, "weight_per_round": np.nan}, "weight_per_round"),
         ({"weight_cap": 5, "weight_per_round": 501}, "at most weight_cap"),

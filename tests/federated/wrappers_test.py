@@ -105,11 +105,11 @@ REFUSED = {
     ),
     "DifferentiallyPrivateFactory": (
         lambda ours: AGGREGATORS.DifferentiallyPrivateFactory(gaussian_query(), ours),
-        "adds noise to what has noise",
+        "adds noise a second time",
     ),
     "clipped_mean": (
         lambda ours: plain(inner=federated.InnerSum(ours)),
-        "adds noise to what has noise",
+        "adds noise a second time",
     ),
     "one within another": (
         lambda ours: AGGREGATORS.concat_factory(

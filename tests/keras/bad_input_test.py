@@ -61,7 +61,9 @@ def test_a_count_that_is_too_precise_is_refused_with_what_would_work():
             noise_multiplier=1.0,
             expected_batch_size=10,
         )
-    with pytest.raises(ValueError, match="no clip norm follows.* 2 records.*Automatic"):
+    with pytest.raises(
+        ValueError, match="no clip norm can follow.* 2 records.*Automatic"
+    ):
         DPSGD(clip=QuantileClip(), noise_multiplier=1.0, expected_batch_size=1)
     with pytest.raises(ValueError, match="count"):
         DPSGD(

@@ -121,7 +121,7 @@ def test_the_matrix_is_made_for_the_momentum(noise):
 
 def test_a_momentum_that_nothing_is_made_for_is_refused():
     for noise in ("independent", "tree"):
-        with pytest.raises(ValueError, match="leave it out"):
+        with pytest.raises(ValueError, match="leave momentum out"):
             plan_of(noise=noise, momentum=0.9)
     with pytest.raises(ValueError, match=r"Workload\(momentum=0.9\)"):
         plan_of(noise=dpc.correlated.SquareRootToeplitz(4), momentum=0.9)
@@ -169,7 +169,7 @@ def test_a_plan_after_other_phases_is_within_one_budget_with_them(tmp_path):
     trained(plan_of(epsilon=1.6, ledger=path), clip=1.0)
     with pytest.raises(PrivacyMismatchError) as found:
         trained(plan_of(ledger=path), clip=1.0)
-    assert "say allow_change=True to the PrivacyPlan" in str(found.value)
+    assert "give allow_change=True to the PrivacyPlan" in str(found.value)
     changed = dict(batch_size=50, ledger=path, allow_change=True)
     plan = plan_of(**changed)
     assert plan.noise_multiplier > plan_of(batch_size=50).noise_multiplier

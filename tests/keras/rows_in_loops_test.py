@@ -286,7 +286,7 @@ class TestStepsOfALedger:
                 step.take_step(x)
 
         ledger = self._ledger(data)
-        with pytest.raises(PrivacyMismatchError, match="nobody was drawn"):
+        with pytest.raises(PrivacyMismatchError, match="the draw was empty"):
             self._train(made, ledger, data.take(20))
 
     def test_steps_more_than_were_said_are_found_and_counted(self):

@@ -401,7 +401,7 @@ def test_a_schedule_that_reads_more_than_the_step_is_refused(argument, reads):
     """Else what runs is not what is accounted, or a metric scales the release."""
     given = {"learning_rate": 0.1, "clip": 1.0, "noise_multiplier": 1.0}
     given[argument] = Of(READS_MORE[reads])
-    text = f"{argument}=Of.* reads something other than the step.*{argument}="
+    text = f"{argument}=Of.* reads more than the step.*{argument}="
     with pytest.raises(ValueError, match=text):
         optimizer = DPSGD(expected_batch_size=4, **given)
         model = tf.keras.Sequential([tf.keras.Input((3,)), L.Dense(1)])

@@ -976,7 +976,7 @@ def test_one_iterator_has_a_fixed_order_in_a_row(mirrored, pieces):
     for drawer in list(DRAWERS):
         drawer.begin(distributed)
     next(iter(distributed))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="Another iterator"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="A second iterator"):
         for _ in range(20):
             next(first)
     for taken in (batches.take(2), batches.take(2).repeat(), batches.take(-1)):

@@ -237,7 +237,7 @@ def test_the_union_of_the_parts_is_poisson_sampling():
         drawer = distributed._drawer_of_part(batches, part, 2)
         for step in range(draws):
             seen[step, drawn_by(drawer)] = True
-        with pytest.raises(ValueError, match="draw no more"):
+        with pytest.raises(ValueError, match="distributed over several machines"):
             batches._drawer.next_element()
     rates = seen.mean(axis=0)
     assert np.abs(rates - 0.2).max() < 6.5 * np.sqrt(0.16 / draws)

@@ -207,7 +207,7 @@ class TestWhatIsNoFunctionOfOneRecord:
             (lambda x, y: (tf.gather(_X[:59].ravel(), [0, 1]), y), "bytes or more"),
             (_remember, "variable or a table"),
             (_remembered, "variable or a table"),
-            (_replayed, "another data set"),
+            (_replayed, "a second data set"),
             (_inserted, "variable or a table"),
             (lambda x, y: (tf.numpy_function(lambda a: a, [x], x.dtype), y), "Python"),
             (lambda x, y: (tf.py_function(lambda a: a, [x], x.dtype), y), "Python"),

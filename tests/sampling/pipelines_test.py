@@ -68,7 +68,7 @@ SINGLE = {
 
 @pytest.mark.parametrize("made", DOUBLED.values(), ids=DOUBLED)
 def test_a_pipeline_that_has_a_row_in_two_records_is_refused(made):
-    with pytest.raises(ValueError, match="is in 2 of its records.*#rows-that-are-not"):
+    with pytest.raises(ValueError, match="is in 2 records.*#rows-that-are-not"):
         sampling.Poisson(0.5).batches(made(slices()))
 
 

@@ -129,7 +129,9 @@ class TestData:
     )
     def test_pipelines_whose_elements_are_not_records_are_refused(self, step):
         pipeline = step(tf.data.Dataset.from_tensor_slices(numbered()))
-        with pytest.raises(ValueError, match="need not be one record.*#rows-that-are"):
+        with pytest.raises(
+            ValueError, match="may hold several records.*#rows-that-are"
+        ):
             sampling.Poisson(0.1).batches(pipeline)
 
     @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def test_random_stopping(tmp_path):
     assert best["runs"] == 1
     text = str(result)
     assert "nothing but the best run" in text and "runs done" not in text
-    with pytest.raises(ValueError, match="search: .*draws of another search"):
+    with pytest.raises(ValueError, match="search: .*draws of a different search"):
         run_grid(
             grid, run, path=path, plan=plan, delta=1e-5, search=RandomStopping(2.0)
         )

@@ -359,7 +359,7 @@ def _choose_size(
     good = [c for c in enough if c.cumulative_noise <= limit]
     chosen = good[0]
     reason = (
-        f"the smallest whose cumulative noise ({chosen.cumulative_noise:.4g}) is "
+        f"the smallest with cumulative noise ({chosen.cumulative_noise:.4g}) "
         f"within {100 * tolerance:g} % of the least ({best.cumulative_noise:.4g}, "
         f"at {best.batch_size}) among those with {minimum_steps} steps or more"
     )

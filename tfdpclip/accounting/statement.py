@@ -25,8 +25,8 @@ FORMATS = ("text", "markdown", "json")
 CHOICE = "a choice among several runs, or of settings, is not counted"
 _MECHANISM = "clipped sums of the records of a step with Gaussian noise, composed"
 _SETTING = (
-    "whoever sees the model and everything released while it trained (central "
-    "differential privacy: whoever trains sees the data)"
+    "everyone who sees the model and everything released while it trained (central "
+    "differential privacy: the trainer sees the data)"
 )
 _NOT_COVERED = (
     "metrics and validation scores, unless they were computed on public data",

@@ -121,9 +121,8 @@ def of_toeplitz(
         if bands > found.separation:
             raise ValueError(
                 f"the matrix has {bands} bands, and records come again after "
-                f"separation = {found.separation} steps, which rules out "
-                f"amplification. Have at most {found.separation} bands, or as many "
-                "groups as bands."
+                f"separation = {found.separation} steps, so privacy is not amplified. "
+                f"Have at most {found.separation} bands, or as many groups as bands."
             )
         most = 1
     else:

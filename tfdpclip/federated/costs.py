@@ -70,7 +70,7 @@ class RoundCosts:
         added = relation is accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
         if scheme.amplified or added:
             drawn = f"cohorts ({scheme.describe()}) are known to the server"
-            assumed += (f"{drawn}: drawing them hides nobody",)
+            assumed += (f"{drawn}: sampling does not lower the cost",)
             scheme = AvailableClients(cohorts.population, separation=1)
         return {**told, "sampling": scheme}, assumed
 

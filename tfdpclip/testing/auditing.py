@@ -151,7 +151,7 @@ def audit(
     if seed is not None:
         seed = _arguments.integer("seed", seed)
     included = np.random.default_rng(seed).random(canaries) < 0.5
-    scores = _arguments.floats("what train returns", train(included))
+    scores = _arguments.floats("the result of train", train(included))
     if scores.shape != (canaries,) or np.isnan(scores).any():
         raise ValueError(
             f"train must return one number per canary, [{canaries}], got an array of "

@@ -23,17 +23,17 @@ class OptimalClip:
     """The clip norm that `optimal_clip` found.
 
     Attributes:
-      clip_norm: C*, where the mean squared error is least; 0 if zero is the best
-        estimate.
+      clip_norm: C*, the clip norm with the least mean squared error; 0 if zero is the
+        best estimate.
       mse: the error there: the sum of the next three.
       noise: sigma^2 d C^2.
-      clipping_error: the squared norm of what clipping takes from the sum.
+      clipping_error: the squared norm of the part of the sum that clipping removes.
       sampling_noise: the variance of Poisson sampling; 0 unless asked for.
       kind: "stationary" (the derivative is 0), "kink" (the norm of some gradient,
         where the derivative jumps from below to above 0) or "zero".
       stationary_points: every (C, error) where the derivative is 0, ascending: the
-        solutions of the paper's equation. For a batch that came in chunks, only those
-        that might have been the best.
+        solutions of the paper's equation. For a batch in chunks, only the points that
+        might have been the best.
       quantile: the fraction of gradients with norm at most C*.
       count: number of gradients.
       d: dimension of the noise.
@@ -68,7 +68,8 @@ class ClipErrors:
     Attributes:
       clip_norms: `[K]`.
       noise: `[K]`, sigma^2 d C^2.
-      clipping_error: `[K]`, the squared norm of what clipping takes from the sum.
+      clipping_error: `[K]`, the squared norm of the part of the sum that clipping
+        removes.
       sampling_noise: `[K]`, the variance of Poisson sampling; zeros unless asked for.
     """
 
@@ -90,7 +91,7 @@ class FixedPoint:
     Attributes:
       clip_norm: the last value.
       mse: the mean squared error there.
-      converged: whether it is a solution of the equation.
+      converged: whether the last value solves the equation.
       iterations: how many times the right-hand side was computed.
       path: all values, the initial one first.
     """
@@ -143,8 +144,8 @@ def optimal_clip(
         three times.
 
     Returns:
-      The clip norm, the error and what kind of minimum it is. Of equally good clip
-      norms the smallest; without noise the smallest with error 0.
+      The clip norm, the error and the kind of minimum. Of equally good clip norms the
+      smallest; without noise the smallest with error 0.
 
     Raises:
       ValueError: if a gradient is not finite, shapes do not fit, or an argument is out
@@ -220,20 +221,20 @@ def fixed_point_clip(
     """Iterates the equation that Rehn et al. (2025, Theorem 5.1) print for C*.
 
     C = N.G / (N.N + sigma^2 d), with N the sum of g_i / |g_i| and G the sum of g_i over
-    the gradients with norm above C. For comparison only: it may end at a solution that
-    is not the minimum, or at none. Use `optimal_clip`.
+    the gradients with norm above C. For comparison only: the iteration may end at
+    a solution that is not the minimum, or at none. Use `optimal_clip`.
 
     Args:
       gradients: an array `[B, D]` or chunks, as for `optimal_clip`.
       sigma: noise multiplier.
       d: dimension the noise lives in; D by default.
-      initial: where to start; half the largest norm by default.
-      max_iterations: when to give up.
-      tolerance: the relative change at which it has converged.
+      initial: the first value; half the largest norm by default.
+      max_iterations: the largest number of iterations.
+      tolerance: the relative change at which the iteration has converged.
 
     Returns:
-      Where it ended. Where nothing is clipped and there is no noise, the equation is
-      0/0 and the iteration stops without having converged.
+      The end of the iteration. If nothing is clipped and there is no noise, the
+      equation is 0/0 and the iteration stops without convergence.
 
     Raises:
       ValueError: as `optimal_clip`, or if an argument is out of range.

@@ -29,7 +29,7 @@ class PublicClip:
     Attributes:
       quantiles: the norms' quantiles, by level.
       grid: clip norms to try, ascending: from a hundredth of the median, where clipping
-        leaves nothing but directions, to the 95 % quantile, where it hardly happens.
+        leaves only directions, to the 95 % quantile, where clipping is rare.
       by_layer: the median norm of each layer.
       count: number of examples.
     """
@@ -120,16 +120,16 @@ def learning_rate_rule(
     *,
     power: float = 0.5,
 ) -> float:
-    """The learning rate to try first at another batch size.
+    """The learning rate to try first after a change of the batch size.
 
     Rehn et al. (2025) found that the best learning rate of private Adam often grows
     like the square root of the batch size. A start for a search, not its end: the
     learning rate matters most and hides other effects if it is tuned poorly.
 
     Args:
-      learning_rate: one that works at `batch_size`.
-      batch_size: its expected batch size.
-      new_batch_size: the expected batch size to move to.
+      learning_rate: a learning rate that works at `batch_size`.
+      batch_size: the expected batch size of that learning rate.
+      new_batch_size: the new expected batch size.
       power: 0.5 for the square root; 1 for growing in proportion, the habit of
         training without privacy by SGD.
 
@@ -177,7 +177,7 @@ class Recipe:
         Args:
           result: the result of running `grid`.
           count: how many learning rates.
-          factor: they reach from the best one divided by this to it times this.
+          factor: the range: from the best rate over `factor` to it times `factor`.
 
         Returns:
           The grid to run next, of the best two clip norms, each with learning rates
@@ -238,15 +238,15 @@ def three_step_recipe(
       epochs: how often a record is used on average.
       epsilon: the budget of the run.
       delta: in (0, 1).
-      learning_rate: one that works at `at_batch_size`, for normalised clipping (or
-        Adam), where it does not depend on the clip norm.
-      at_batch_size: its batch size.
-      clip_norms: clip norms to sweep, or what `clip_from_public` returned.
+      learning_rate: a learning rate that works at `at_batch_size`, for normalised
+        clipping (or Adam), where it does not depend on the clip norm.
+      at_batch_size: the batch size of that learning rate.
+      clip_norms: clip norms to sweep, or the result of `clip_from_public`.
       seeds: repeats of each run.
       **options: as for `batch_size_advice`.
 
     Returns:
-      The recipe; `str()` of it says what to do.
+      The recipe; `str()` of it gives the steps.
 
     Raises:
       ValueError: if an argument is out of range.

@@ -7,17 +7,6 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LONGEST = 80  # lines of a body, without the docstring
-# Functions that are longer, and why. An exception that is no longer needed fails no
-# test: delete its line.
-EXCEPTIONS = {
-    # A graph of TensorFlow Federated whose parts share many names.
-    "federated/_processes.py:build",
-    # Many arguments, each checked.
-    "keras/privacy_plan.py:__init__",
-    "keras/privacy_budget.py:_begin",
-    "tuning/grid.py:run_grid",
-    "tuning/search_privacy.py:search_privacy",
-}
 
 
 def measure_bodies(code):
@@ -40,7 +29,7 @@ def find_long_functions(root=ROOT / "tfdpclip"):
 
 
 def test_functions_of_the_library_are_short():
-    assert find_long_functions() <= EXCEPTIONS
+    assert not find_long_functions()
 
 
 @pytest.mark.parametrize("lines, found", [(LONGEST, 0), (LONGEST + 1, 1)])

@@ -295,7 +295,7 @@ def register_rule(rule_class: type[ClipRule]) -> type[ClipRule]:
         raise ValueError(
             f"rule_class is called {name}, and so is the registered class "
             f"{known.__module__}.{known.__qualname__}: a saved rule would be loaded as "
-            "the wrong class. Choose another name."
+            "the wrong class: choose another name."
         )
     _RULES[name] = rule_class
     return rule_class

@@ -179,7 +179,7 @@ def by_group(name: str, values: Any, groups: Groups) -> list[float]:
             numbers = [values[layer] for layer in layers]
         else:
             raise ValueError(
-                f"{name} has no number for group {group!r}; it has "
+                f"{name} says nothing about group {group!r}; it has "
                 f"{', '.join(map(repr, values))}."
             )
         checked = [_arguments.non_negative(f"{name}[{group!r}]", v) for v in numbers]

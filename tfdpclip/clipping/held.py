@@ -75,7 +75,7 @@ class _Traced:
         other = _schedules.read_besides(self._function)
         if other is not None:
             raise ValueError(
-                f"clip={rule}: sensitivity(state) depends on more than the state: "
+                f"clip={rule}: sensitivity(state) depends on more than its state: "
                 f"{other}. A step's records are clipped before its noise is drawn, and "
                 "the value may change in between. Keep all changing values in the "
                 "state: initial_state() and next_state(...)."

@@ -373,5 +373,5 @@ def test_pipes_and_devices_are_not_read(tmp_path):
     with pytest.raises(ValueError, match="null is not a regular file"):
         files.read_bytes(pathlib.Path("/dev/null"))
     (tmp_path / "large").write_bytes(b"12345")
-    with pytest.raises(ValueError, match="large has 5 bytes, more than the 4"):
+    with pytest.raises(ValueError, match="large has 5 bytes, more than the limit of 4"):
         files.read_bytes(tmp_path / "large", most=4)

@@ -85,7 +85,7 @@ def test_what_is_no_file_is_no_ledger(tmp_path):
         Ledger.open(path, DELTA)
     path.rmdir()
     os.mkfifo(path)  # Nobody will ever write to it.
-    with pytest.raises(ValueError, match="privacy.json is no regular file"):
+    with pytest.raises(ValueError, match="privacy.json is not a regular file"):
         Ledger.open(path, DELTA)
     path.unlink()
     path.symlink_to(tmp_path / "a disk that is not there")

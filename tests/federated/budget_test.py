@@ -150,7 +150,7 @@ def state_of(step, noise):
         ({"noise_multiplier": 1.0}, "noise_multiplier=1.0 contradicts"),
         ({"clip": 0.7}, "clip=0.7 contradicts"),
         ({"clip": "some words"}, "clip='some words' contradicts"),
-        ({"noise": NOISE}, "contradicts aggregator, whose noise is None"),
+        ({"noise": NOISE}, "contradicts aggregator, which has noise None"),
         ({"unit": "example"}, "unit"),
     ],
 )

@@ -85,6 +85,8 @@ KERAS: dict[str, Any] = {
     "WorkerLostError": None,
     # Makes collectives, once in a process; its arguments: tests/replicas.
     "multi_worker_strategy": None,
+    "PrivateMoments": None,
+    "PrivateVocabulary": None,
     "TrainableCounts": None,
     # Keras's own arguments, and no others.
     "FrozenBatchNormalization": None,

@@ -105,7 +105,9 @@ def test_unknown_public_norms_are_refused():
 
 def test_too_precise_a_count_says_which_cohort_would_do():
     half = dpc.QuantileClip(count_stddev=0.5)
-    with pytest.raises(ValueError, match="from 11 records per step .or clients per round"):
+    with pytest.raises(
+        ValueError, match="from 11 records per step .or clients per round"
+    ):
         federated.clipped_mean(1.0, 10, half).create(NESTED)
     with pytest.raises(ValueError, match="at least 2 records"):
         federated.clipped_mean(1.0, 1).create(NESTED)

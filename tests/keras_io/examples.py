@@ -62,8 +62,8 @@ def _per_example_ctc():
 
 
 _CTC = (
-    "TensorFlow's CTC keeps the examples of a batch in one buffer: the loop over time "
-    "[below](#ctc), for sequences of one length"
+    "TensorFlow's CTC takes one example at a time, which fused LSTM and GRU layers do "
+    "not allow: the loop over time [below](#ctc), for sequences of one length"
 )
 _BATCHNORM = "`model = dpc.keras.convert_batchnorm(model)`: groups for batches"
 _PER_TOKEN = "`loss=dpc.keras.PerExampleLoss(loss)`: each example over its own tokens"

@@ -168,8 +168,11 @@ def test_a_logical_step_may_span_two_calls_of_fit():
 
 @pytest.mark.parametrize("jit", mostly_slow([False], [False, True]))
 @pytest.mark.parametrize("how", ["restored", "public norms"])
-def test_a_step_is_clipped_and_noised_by_the_norm_that_it_began_with(how, jit):
+def test_a_step_is_clipped_and_noised_by_the_norm_that_it_began_with(how, jit, request):
     """Six standard errors of 20,000 draws: a false alarm in 2e-9."""
+    if jit:
+        reason = "one example at a time, XLA does not compile a slice of a variable"
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     w = tf.Variable(tf.zeros([20_000]), name="layer/w")
     clip = QuantileClip(initial_norm=4.0) if how == "restored" else PublicNormClip(None)
     optimizer = DPRecorder(

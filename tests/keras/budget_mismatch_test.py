@@ -191,7 +191,7 @@ def test_transforming_whole_batches_is_an_assumption(tmp_path):
     data = batches.map_batches(double).repeat().map(lambda x, y: (x, y))
     model = model_of(Optimizer())
     model.fit(data, epochs=2, steps_per_epoch=5, verbose=0, callbacks=[budget])
-    assert "batches were transformed by double, which is believed" in str(
+    assert "batches were transformed by double, which is assumed" in str(
         budget.statement
     )
     assert "transformed by double" in str(Ledger.load(path).statement())

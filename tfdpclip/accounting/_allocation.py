@@ -372,7 +372,10 @@ def _sums(one: tuple[Stretch, ...], other: tuple[Stretch, ...]) -> Iterator[Stre
             # Of a sum of two alike, each pair is there twice.
             weights = 2 * others if alike else others
             partner = _overlaid(weights, same)
-            yield Stretch(spacing, stretch.first, np.convolve(stretch.masses, partner))
+            # Without a partner up to this spacing, all pairs are of coarser stretches.
+            if len(partner):
+                masses = np.convolve(stretch.masses, partner)
+                yield Stretch(spacing, stretch.first, masses)
         if not alike and same is not None and len(finer):
             yield Stretch(spacing, same.first, np.convolve(same.masses, finer))
 

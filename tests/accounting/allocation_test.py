@@ -373,3 +373,14 @@ def test_a_sum_on_a_grid_is_above_the_sum_in_the_convex_order(deviation, counts)
         assert below >= np.maximum(strike - sums, 0) @ weights - 1e-14 * (
             size + of + abs(strike)
         )
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 13, 37, 100, 101])
+def test_a_profile_of_any_part_of_an_epoch_is_a_probability(steps):
+    """Also where the grid of a single ratio has stretches that the sum has not."""
+    for noise in (0.2, 0.3, 0.5, 0.8, 1, 2, 5, 30, 1000):
+        for of in (1, 3, 10, 100, 1000):
+            if steps <= of:
+                remove, add, _ = _allocation.profiles(noise, steps, of)
+                found = [float(remove(0.1)), float(add(0.1))]
+                assert all(-1e-12 <= delta <= 1 for delta in found), (noise, of)

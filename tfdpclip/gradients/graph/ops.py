@@ -147,7 +147,7 @@ WRITES = frozenset(
 )
 
 #: Ops with TensorFlow's stateful mark that keep no data of earlier batches. Variables
-#: may keep such data, and `state.reads` looks for them.
+#: may keep such data, and `state.find_state_reads` looks for them.
 KEEPS_NOTHING = (
     DETERMINISTIC
     | READS

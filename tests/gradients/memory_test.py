@@ -350,8 +350,8 @@ def test_the_peak_of_a_step_stays_far_below_the_batchs_gradients():
         assert int(grown) < (230 if check == "never" else 400), lines
 
 
-def _check_of(gradients):
-    """The op that a step's check is."""
+def _comparison_of(gradients):
+    """The op that compares a step with ordinary gradients."""
     op = gradients.isolated.op
     while op.type == "Identity":
         op = op.inputs[0].op
@@ -360,15 +360,16 @@ def _check_of(gradients):
 
 
 WIDE = {
-    "kept": (64, 8),  # gradients are kept
-    "parts": (8, 300),  # sums are made of inputs and gradients
+    "kept": (64, 8),  # the examples' gradients exist already
+    "parts": (8, 300),  # sums are computed from inputs and gradients of outputs
 }
 
 
 @pytest.mark.slow
 @pytest.mark.every_check
 @pytest.mark.parametrize("name", WIDE)
-def test_a_check_holds_nothing_that_gradients_are_made_of(name):
+def test_a_comparison_holds_no_gradients_that_the_step_does_not_have(name):
+    """The comparison takes the inputs of the sums, and an ordinary backward pass."""
     steps, width = WIDE[name]
     w, u = variable(width, width), variable(width, width)
     found = {}
@@ -377,17 +378,17 @@ def test_a_check_holds_nothing_that_gradients_are_made_of(name):
     def step(x):
         losses = squash(tf.tanh(x @ w) @ u)
         gradients = PerExampleGradients(losses, [w, u], nominal_batch_size=4096)
-        found["check"] = _check_of(gradients)
+        found["comparison"] = _comparison_of(gradients)
         return gradients.clipped_sum(FixedClip(0.1), ())
 
     sums = step(randoms(6, steps, width))
-    # Of each example a few numbers, and the data.
-    shapes = [t.shape for t in found["check"].inputs if t.dtype != tf.resource]
+    shapes = [t.shape for t in found["comparison"].inputs if t.dtype != tf.resource]
     by_example = [s for s in shapes if s.rank and s[0] is None and s[1:].rank]
-    entries = sorted(math.prod(s[1:]) for s in by_example if None not in s[1:])
-    assert entries == sorted([2 * width * width, steps * width])
-    # It begins when the sums are made.
-    gate = found["check"].inputs[0].op
+    entries = {math.prod(s[1:]) for s in by_example if None not in s[1:]}
+    activations, gradients = steps * width, width * width
+    assert entries == ({gradients, activations} if name == "kept" else {activations})
+    # The comparison begins when the sums are made.
+    gate = found["comparison"].inputs[0].op
     assert gate.type == "Identity" and len(gate.control_inputs) == 2
     assert all(np.any(total) for total in sums)
 

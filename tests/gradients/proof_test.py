@@ -69,6 +69,17 @@ def repeatedly(h, steps):
     ]
 
 
+def gathered_in_steps(h, axis):
+    """A loop that adds up slices along an axis, each gathered by a list of numbers."""
+
+    def body(i, total):
+        return i + 1, tf.tanh(total * P[0] + tf.gather(h, [i], axis=axis))
+
+    _, total = tf.while_loop(lambda i, _: i < 2, body, [0, tf.zeros_like(h)])
+    total.set_shape(h.shape)
+    return total
+
+
 def of_dy(change):
     @tf.custom_gradient
     def function(h):
@@ -183,6 +194,10 @@ BY_OTHERS = {
     "each in all": lambda x, h: ends(
         tf.foldl(lambda total, r: total + h * r, h, tf.zeros_like(h))
     ),
+    "rows by the step of a loop": lambda x, h: ends(gathered_in_steps(h, 0)),
+    "rows from the end by the step of a loop": lambda x, h: ends(
+        gathered_in_steps(h, -2)
+    ),
     "the next one": lambda x, h: ends(tf.gather(h, tf.range(count(x)) - 1 % 2)),
     "some of them": lambda x, h: ends(tf.gather(h, tf.maximum(tf.range(count(x)), 1))),
     "a gradient of all": lambda x, h: ends(
@@ -219,6 +234,8 @@ SOUND = {
     "a loop over the rows": lambda x, h: ends(
         of_each(h, lambda i, r: tf.sin(r) * P[1])
     ),
+    "columns by the step of a loop": lambda x, h: ends(gathered_in_steps(h, 1)),
+    "the last axis by the step of a loop": lambda x, h: ends(gathered_in_steps(h, -1)),
     "a loop of three steps": lambda x, h: ends(repeatedly(h, 3)),
     "entries by number": lambda x, h: tf.square(
         tf.gather_nd(

@@ -63,8 +63,8 @@ class InnerFlows(Dataflow):
     def _flow_by_inputs(
         self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]
     ) -> Flow:
-        if op.type == "GatherV2" and inputs[0].axes and inputs[1].kind != DATA:
-            if op.inputs[1].shape.rank != 0 and self.changes(op.inputs[1]):
+        if _picks_examples(op, inputs) and op.inputs[1].shape.rank != 0:
+            if self.changes(op.inputs[1]):
                 # Rows that change at each step may, after all steps, be all rows.
                 return Flow(DATA, None)
         flow = super()._flow_by_inputs(op, output, inputs)
@@ -93,6 +93,16 @@ class InnerFlows(Dataflow):
         if outer is not None:
             return isinstance(self._around, InnerFlows) and self._around.changes(outer)
         return any(map(self.changes, tensor.op.inputs))
+
+
+def _picks_examples(op: tf.Operation, inputs: list[Flow]) -> bool:
+    """Whether a `GatherV2` reads an axis that may count examples, by public numbers."""
+    if op.type != "GatherV2" or not inputs[0].axes or inputs[1].kind == DATA:
+        return False
+    axis, rank = static_number(op.inputs[2]), op.inputs[0].shape.rank
+    if axis is None or (axis < 0 and rank is None):
+        return True
+    return (axis if axis >= 0 else axis + rank) in inputs[0].axes
 
 
 def _of_a_step(flow: Flow) -> bool:

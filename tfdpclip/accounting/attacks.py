@@ -1,4 +1,4 @@
-"""What epsilon keeps an attacker from: guessing whether a record was in the data."""
+"""Bounds on attacks that guess whether a record was in the data."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ RATES = (0.001, 0.01)
 
 @dataclasses.dataclass(frozen=True)
 class AttackBounds:
-    """The most that any attack finds out about one record, whatever else it knows.
+    """The best possible success of an attack on the membership of a record.
 
-    An attack sees everything that was released, knows all other records, and says
-    whether the one record was in the data or not (replaced or not, by the neighbours
-    of the guarantee).
+    An attacker sees every release, knows all records but one, and says whether the last
+    record was in the data (or was replaced, by the neighbours of the guarantee).
 
     Attributes:
-      false_positive_rates: How often it says so of a record that was not in the data.
-      true_positive_rates: At these rates, how often it finds one that was, at most.
-      advantage: The most by which its true positive rate is above its false positive
-        rate: the total variation between both releases.
+      false_positive_rates: the shares of absent records that the attack calls present.
+      true_positive_rates: for each of these rates, the largest share of present records
+        that an attack can call present.
+      advantage: the largest difference between an attack's true positive rate and false
+        positive rate: the total variation between both releases.
     """
 
     false_positive_rates: tuple[float, ...]
@@ -52,21 +52,21 @@ def attack_bounds(
     event: dp_accounting.DpEvent,
     false_positive_rates: Sequence[float] = RATES,
 ) -> AttackBounds:
-    """Returns what no attack on a run exceeds, from all of its privacy loss.
+    """Returns bounds on all attacks on a run, from the run's privacy loss.
 
     *Formal guarantees*: the rates are those of the best test between the pair of
     distributions that dominates the run (Neyman and Pearson 1933; Dong, Roth and Su
     2022, arXiv 1905.02383; Zhu, Dong and Wang 2022, arXiv 2106.08567), in the worse
-    order of both neighbours. They are never above what one epsilon and delta of the
-    same run imply (`attack_bounds_of`), and mostly far below.
+    order of both neighbours. The rates are never above the bounds that an epsilon and a
+    delta of the same run imply (`attack_bounds_of`), and mostly far below.
 
     Args:
-      event: What ran, as of `scheme.event` or `Ledger.event`.
-      false_positive_rates: In [0, 1].
+      event: the run, from `scheme.event` or `Ledger.event`.
+      false_positive_rates: in [0, 1].
 
     Raises:
-      ValueError: If an argument is out of range.
-      UnsupportedEventError: If privacy loss distributions know no such event.
+      ValueError: if an argument is out of range.
+      UnsupportedEventError: if the event has no privacy loss distribution here.
 
     >>> from tfdpclip import sampling
     >>> event = sampling.Poisson(0.01).event(1.1, 1000)
@@ -94,15 +94,15 @@ def _bounds(events_and_counts: tuple, rates: tuple[float, ...], coarseness: floa
 def attack_bounds_of(
     epsilon: float, delta: float, false_positive_rates: Sequence[float] = RATES
 ) -> AttackBounds:
-    """Returns what no attack exceeds, of which only one epsilon and delta are known.
+    """Returns bounds on all attacks on a run with a known epsilon and delta.
 
     Args:
-      epsilon: At least 0, perhaps infinity.
-      delta: In [0, 1].
-      false_positive_rates: In [0, 1].
+      epsilon: at least 0; infinity is allowed.
+      delta: in [0, 1].
+      false_positive_rates: in [0, 1].
 
     Raises:
-      ValueError: If an argument is out of range.
+      ValueError: if an argument is out of range.
 
     >>> attack_bounds_of(math.log(3), 0.0).true_positive_rates
     (0.003, 0.03)
@@ -113,7 +113,7 @@ def attack_bounds_of(
     if epsilon > 500:
         return AttackBounds(rates, (1.0,) * len(rates), 1.0)
     grown = math.exp(epsilon)
-    # The last follows from the reverse, of those that the attack does not find.
+    # The last bound is the guarantee for the records that the attack calls absent.
     powers = tuple(
         min(1.0, grown * q + delta, 1 - (1 - delta - q) / grown) for q in rates
     )
@@ -122,7 +122,7 @@ def attack_bounds_of(
 
 
 def percent(rate: float) -> str:
-    """A rate in words, of three digits, never less than it is.
+    """A rate as a percentage of three digits, rounded up.
 
     >>> percent(0.12345), percent(0.001), percent(1.0)
     ('12.4 %', '0.1 %', '100 %')

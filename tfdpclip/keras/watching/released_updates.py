@@ -1,12 +1,13 @@
-"""Updates beside the private step that are made of released values alone.
+"""Updates beside the private step that are computed from released values alone.
 
-A generator learns from random numbers and from a critic that the private optimizer
-trains: its update is post-processing, whatever other optimizer makes it. So is an
-average of past weights. Goes in: a traced training step. Comes out: which variables
-the step writes to without any data in what it writes.
+The generator of a GAN learns from random numbers and from a critic that the private
+optimizer trains, so every update of the generator is post-processing; an average of
+past weights is post-processing too. The module reads a traced training step and lists
+the variables that the step writes to without data in the written values.
 
-What cannot be told is taken for data: an unknown op with a state, a resource that is no
-variable, a branch that data choose, a large variable from elsewhere.
+A value of unknown origin counts as data: the result of an unknown op with a state, of a
+resource that is no variable, of a branch chosen by data, or of a large variable that
+the step does not write to.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from tfdpclip.gradients.graph import ops
 from tfdpclip.keras.watching.step_search import SKIPPED, Search, node_of
 from tfdpclip.keras.watching.weight_watch import UPDATE_MARK
 
-# Says of a value that records, or how many records were drawn, may have made it.
+# The origin of a value that records, or the number of drawn records, may have made.
 _DATA = "data"
 _WRITES = ("ResourceApply", "ResourceSparseApply", "ResourceStridedSliceAssign")
-# How many numbers a variable may have that the step only reads: a learning rate.
+# The most entries of a public variable that the step reads only: a learning rate.
 _FEW = 8
 
 
@@ -44,25 +45,25 @@ def made_of_releases(
     own: Sequence[tf.Variable],
     identity: str,
 ) -> list[tf.Variable]:
-    """Which variables a traced training step writes to without data in what it writes.
+    """The variables that a traced training step writes to without data.
 
-    *Formal guarantees*: beside the writes of the optimizer itself, a variable that is
-    returned gets values that are functions of random numbers, constants, the trained
-    variables, and variables of which the same is true. How many records were drawn is
-    data: no epsilon covers the sizes of Poisson's batches.
+    *Formal guarantees*: the optimizer's writes apart, every value that the step writes
+    to a returned variable is a function of random numbers, constants, the trained
+    variables and returned variables. The number of drawn records counts as data,
+    because no epsilon covers the sizes of Poisson batches.
 
     Args:
       concrete: the traced function, whose arguments are batches.
       variables: the variables to look at.
-      trained: the weights of the model that gradients train: whoever writes to them is
-        found.
-      own: what the optimizer writes to: its sums and moments, which are not released.
-      identity: of the optimizer.
+      trained: the weights that the private optimizer trains; every write to the weights
+        is found.
+      own: the optimizer's variables, sums and moments, which are not released.
+      identity: the optimizer's mark in the graph.
     """
     graph = concrete.graph
     try:
         known = [unwrapped(variable) for variable in graph.variables]
-    except AssertionError:  # One of them is gone, but for its value.
+    except AssertionError:  # A variable was deleted, and its value remains.
         return []
     trained_handles = _handles(trained)
     few = _handles(v for v in known if (v.shape.num_elements() or _FEW + 1) <= _FEW)
@@ -77,8 +78,8 @@ def made_of_releases(
     kept = _handles(own) - trained_handles
     search.of_data, search.public = set(kept), handles
     search.origin_of(definition.node, roots, False)
-    # From here on variables hold something of records as soon as one write does: in the
-    # order of the graph, and then again, as a read may stand before the write.
+    # A variable counts as data as soon as a write to the variable has data. The search
+    # repeats, because a read may stand before the write in the graph's order.
     search.of_data, search.public = kept, trained_handles | few | search.written
     count = -1
     while count != len(search.of_data):
@@ -102,10 +103,10 @@ class _OriginSearch(Search):
     """Follows records through a graph, and through the variables that it writes to.
 
     Attributes:
-      of_data: the variables that may hold something of records.
-      public: the other variables that may be read.
+      of_data: the variables that may hold data.
+      public: the variables that hold released or constant values.
       written: the variables that the step writes to.
-      lost: whether it writes to a variable that is not known.
+      lost: whether the step writes to an unknown variable.
     """
 
     of_data: set[int]
@@ -118,16 +119,16 @@ class _OriginSearch(Search):
         self.lost = False
 
     def forget(self) -> None:
-        """Before the graph is gone through once more."""
+        """Drops the results of the last pass over the graph."""
         self._results.clear()
 
     def origin_of(self, nodes, roots: dict[str, Any], chosen: bool) -> dict[str, Any]:
-        """What each node of a graph or function is made of.
+        """The origin of each node of a graph or function.
 
         Args:
-          nodes: the nodes, each behind its inputs.
-          roots: what the arguments are made of, by name.
-          chosen: whether records may decide that the nodes run.
+          nodes: the nodes, each behind the node's inputs.
+          roots: the origins of the arguments, by name.
+          chosen: whether data may decide that the nodes run.
         """
         known = dict(roots)
         for node in nodes:
@@ -166,7 +167,7 @@ class _OriginSearch(Search):
         return handle.identity in self.public - self.of_data
 
     def _written(self, node, handles: list[_Handle], of_records: bool) -> Any:
-        """What an op writes to, that takes variables and does not only read them."""
+        """Notes the variables that an op writes to, and returns the op's origin."""
         writes = node.op in ops.WRITES | ops.GENERATORS
         writes |= node.op.startswith(_WRITES)
         identities = {handle.identity for handle in handles}
@@ -178,7 +179,7 @@ class _OriginSearch(Search):
         return None
 
     def _called(self, node, called: list[str], given: list, chosen: bool) -> Any:
-        """What comes of the functions that a node calls."""
+        """The joint origin of the results of the functions that a node calls."""
         first = SKIPPED.get(node.op, 0)
         arguments = given[first:]
         chosen |= _DATA in given[:first]
@@ -189,7 +190,7 @@ class _OriginSearch(Search):
         )
 
     def _looped(self, test: str, body: str, given: list, chosen: bool) -> Any:
-        """What comes of a loop: each turn is given what the turn before made."""
+        """The origin of a loop's results: each turn reads the results of the last."""
         while True:
             again = _DATA in self._within(test, given, chosen)
             made = self._within(body, given, chosen or again)
@@ -199,12 +200,12 @@ class _OriginSearch(Search):
             given, chosen = both, chosen or again
 
     def _within(self, name: str, given: list, chosen: bool) -> tuple:
-        """What the results of a function are made of."""
+        """The origins of a function's results."""
         key = (name, tuple(given), chosen)
         if key not in self._results:
             function = self._functions[name]
             results = [function.ret[of.name] for of in function.signature.output_arg]
-            # Of a function that calls itself.
+            # Read by a function that calls itself.
             self._results[key] = (_DATA,) * len(results)
             names = [argument.name for argument in function.signature.input_arg]
             roots = dict(zip(names, given, strict=True))
@@ -215,7 +216,7 @@ class _OriginSearch(Search):
 
 
 def _joined(origins: Iterable[Any]) -> Any:
-    """What is one of these, or made of all of them."""
+    """The common origin; data, if the origins differ."""
     found = set(origins)
     if len(found) <= 1:
         return found.pop() if found else None

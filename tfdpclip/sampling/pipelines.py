@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,9 @@ _REGROUPS = frozenset(
     RebatchDataset RepeatDataset ShuffleDataset SlidingWindowDataset UnbatchDataset
     WindowDataset""".split()
 )
+
+# Steps that change the order of records only, which a stream allows.
+_REORDERS = frozenset(("DirectedInterleaveDataset", "ShuffleDataset"))
 
 
 def checked(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -66,6 +70,29 @@ def checked(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return _dense(dataset)
 
 
+def checked_stream(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, bool]:
+    """Returns a pipeline that is read in order, with dense elements, after a check.
+
+    *Formal guarantees*: after the last `unbatch`, no step of the pipeline groups
+    records, and no step repeats records. The functions of `map`, `interleave` and
+    `flat_map`, and the files, are not checked.
+
+    Args:
+      dataset: the caller's pipeline.
+
+    Returns:
+      The data set, with sparse tensors made dense; and whether records go through
+      `unbatch`, so that earlier functions of the pipeline see several records.
+
+    Raises:
+      ValueError: if elements may not be records, or repeat.
+    """
+    regroups = _REGROUPS - _REORDERS
+    unbatched = _refuse_steps(dataset, lambda kind: kind in regroups, in_order=True)
+    _refuse_ragged(dataset)
+    return _dense(dataset), unbatched
+
+
 def has_one_shape(dataset: tf.data.Dataset) -> bool:
     """Whether the pipeline's specs give all records the same shape."""
     return all(
@@ -73,11 +100,26 @@ def has_one_shape(dataset: tf.data.Dataset) -> bool:
     )
 
 
-def _refuse_steps(dataset, refused) -> None:
-    pending = [dataset]
+def _refuse_steps(
+    dataset: tf.data.Dataset, refused: Callable[[str], bool], in_order: bool = False
+) -> bool:
+    """Raises if a step of the pipeline is refused.
+
+    Args:
+      dataset: the pipeline.
+      refused: whether a kind of step is refused.
+      in_order: whether the pipeline is read in order. Then `unbatch` is allowed, and
+        all steps before `unbatch` except `repeat`.
+
+    Returns:
+      Whether the pipeline has `unbatch`.
+    """
+    pending, unbatched = [(dataset, refused)], False
     while pending:
-        current = pending.pop()
+        current, refused = pending.pop()
         kind = type(current).__name__.lstrip("_")
+        if in_order and kind == "UnbatchDataset":
+            refused, unbatched = "RepeatDataset".__eq__, True
         if refused(kind):
             step = kind.removesuffix("Dataset").lower()
             raise ValueError(
@@ -87,7 +129,8 @@ def _refuse_steps(dataset, refused) -> None:
                 "scheme; give tf.keras.utils.*_dataset_from_directory "
                 "batch_size=None and shuffle=False." + see("rows-that-are-not-records")
             )
-        pending.extend(_tf_private.inputs_of(current))
+        pending.extend((before, refused) for before in _tf_private.inputs_of(current))
+    return unbatched
 
 
 def _refuse_ragged(dataset) -> None:

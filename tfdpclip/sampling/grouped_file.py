@@ -45,7 +45,7 @@ class GroupedFile:
         # By group: the places in the file, and the numbers, of consecutive records.
         self._runs: dict[int, list[tuple[int, int]]] = defaultdict(list)
         with self._explaining():
-            self._file: Any = tempfile.TemporaryFile(dir=folder, buffering=2**20)
+            self._file: Any = tempfile.TemporaryFile(dir=folder, buffering=2**16)
 
     def write(
         self, groups: np.ndarray, numbers: np.ndarray, columns: list[np.ndarray]

@@ -302,7 +302,7 @@ class StreamSource(Source):
         steps = scheme.steps_per_epoch(self.size)
         epoch, place = divmod(step, steps)
         if self._epoch != (key, epoch):
-            self._epoch, self._group = None, None
+            self._epoch, self._group, self._parts = None, None, ()
             drawn = (
                 scheme._drawn(key, self.size, epoch * steps + i) for i in range(steps)
             )

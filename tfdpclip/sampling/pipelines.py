@@ -28,6 +28,12 @@ _REGROUPS = frozenset(
 # Steps that change the order of records only, which a stream allows.
 _REORDERS = frozenset(("DirectedInterleaveDataset", "ShuffleDataset"))
 
+_IN_ORDER = (
+    "read the pipeline in order: dpc.sampling.Stream(dataset, examples=..., "
+    'folder=...), with RandomAllocation or sampling="random_allocation". See '
+    "docs/data.md."
+)
+
 
 def checked(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the pipeline with dense elements, after a check of its steps.
@@ -51,10 +57,9 @@ def checked(dataset: tf.data.Dataset) -> tf.data.Dataset:
     size = int(dataset.cardinality())
     if size < 0:
         raise ValueError(
-            "data: the tf.data.Dataset must have a known, finite number of records. "
-            "Reading files, filtering or interleaving hides the number: give arrays of "
-            "all records (of a CSV file, by pandas.read_csv), or see docs/data.md for "
-            "your files."
+            "data: the tf.data.Dataset must have a known, finite number of records, "
+            "which reading files, filtering or interleaving hides. Give arrays of all "
+            "records (of a CSV file, by pandas.read_csv), or " + _IN_ORDER
         )
     if size < 1:
         raise ValueError("data must hold at least one record, got none.")
@@ -63,7 +68,8 @@ def checked(dataset: tf.data.Dataset) -> tf.data.Dataset:
     except (tf.errors.OpError, NotImplementedError) as error:
         raise ValueError(
             "data: this tf.data.Dataset has no random access, which sampling needs. "
-            "Build it from tensor slices (and maps of slices), or give arrays."
+            "Build it from tensor slices (and maps of slices), give arrays, or "
+            + _IN_ORDER
         ) from error
     _refuse_steps(dataset, lambda kind: kind not in _KEEPS_RECORDS)
     _refuse_shared_rows(dataset, size)

@@ -184,8 +184,9 @@ def _opened(data: Any, workers: int) -> Source:
     raise ValueError(
         "data must be arrays, a dict or tuple of arrays, a random-access "
         "tf.data.Dataset, or an object with __len__ and __getitem__; got "
-        f"{type(data).__name__}. An iterator cannot be sampled from: drawing records "
-        "independently needs access by index."
+        f"{type(data).__name__}. Records that can only be read in order: "
+        "batches(dpc.sampling.Stream(data, examples=..., folder=...)), with "
+        'sampling="random_allocation" of a plan, or RandomAllocation.'
     )
 
 

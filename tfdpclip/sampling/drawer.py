@@ -232,8 +232,9 @@ class Drawer:
           ValueError: if the records of a stream do not fit.
           OSError: if the copy of a stream does not fit on the disk.
         """
-        place = self.position // self.pieces - self._first_step
-        self.source.prepare(self.scheme, self._key, place)
+        with self._lock:
+            place = self.position // self.pieces - self._first_step
+            self.source.prepare(self.scheme, self._key, place)
 
     @property
     def order(self) -> dict:

@@ -59,7 +59,7 @@ class Stream:
       index, with the same key: record i is element i of the stream.
     * The number of records, and the shape and type of each record, are checked before
       the first step of the epoch.
-    * **Memory**: `memory` bytes of records, and up to 16 bytes for each of the
+    * **Memory**: `memory` bytes of records, and up to 20 bytes for each of the
       `examples` (the random order), beside the batches of the training loop. A group
       of steps is in memory at a time; a single step with more than `memory` / 2 bytes
       is in memory whole.
@@ -412,7 +412,8 @@ class StreamSource(Source):
                 "directory, Stream(..., folder=...)",
                 os.fspath(folder),
             )
-        held = 8 + sum(map(_bytes_of, values)) / len(values[0])
+        # A number and a place in the order of the numbers beside each record.
+        held = 16 + sum(map(_bytes_of, values)) / len(values[0])
         return int(max(1, self._stream.memory * steps // (_GROUP * held * self.size)))
 
 

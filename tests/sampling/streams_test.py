@@ -253,7 +253,9 @@ def test_another_kind_of_record_in_a_later_pass_is_refused(tmp_path):
 
     batches = sampling.RandomAllocation(6).batches(stream_of(read, tmp_path))
     list(batches)
-    with pytest.raises(ValueError, match="first pass gave records of"):
+    with pytest.raises(
+        ValueError, match=r"record 0 .* unlike the first: x has the shape \(\)"
+    ):
         batches._drawer.next_element()
 
 
@@ -307,6 +309,24 @@ def test_records_of_batches_that_were_taken_apart_are_an_assumption(tmp_path):
     batches = sampling.RandomAllocation(6).batches(stream_of(data, tmp_path))
     assert sorted(sum(map(records_of, batches), [])) == list(range(RECORDS))
     assert "before unbatch() keep the records" in batches.assumptions[1]
+
+
+def test_batches_that_a_function_took_apart_are_an_assumption_too(tmp_path):
+    stream = stream_of(lambda: pipeline().batch(7).unbatch(), tmp_path)
+    batches = sampling.RandomAllocation(6).batches(stream)
+    assert len(batches.assumptions) == 2
+
+
+def test_a_later_pass_of_other_types_is_read_as_the_first(tmp_path):
+    passes = itertools.count()
+
+    def read():
+        wide = tf.float32 if next(passes) < 2 else tf.float16
+        return pipeline().map(lambda x, y: (tf.cast(x, wide), y))
+
+    batches = sampling.RandomAllocation(6).batches(stream_of(read, tmp_path))
+    for _ in range(2):
+        assert sorted(sum(map(records_of, batches), [])) == list(range(RECORDS))
 
 
 def test_sparse_records_become_dense(tmp_path):

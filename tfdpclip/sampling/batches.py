@@ -554,17 +554,17 @@ def _open_stream(
             "draws records anew for each step, or in a fixed order. Use "
             'RandomAllocation(steps), or sampling="random_allocation" of a plan.'
         )
-    if workers is not None or people is not None:
-        name = "people" if workers is None else "workers"
+    if people is not None:
         raise ValueError(
-            f"{name} must be left out for a Stream, which is read in order. "
-            + (
-                "Examples of a person need access by index; or make each element of "
-                "the stream the examples of one person, in a model with that axis."
-                if workers is None
-                else "Read in parallel within the stream: interleave or map with "
-                "num_parallel_calls=tf.data.AUTOTUNE."
-            )
+            "people must be left out for a Stream: the examples of a person are taken "
+            "together, which needs access by index. Write the records to arrays on the "
+            "disk, see docs/data.md." + see("records-of-several-rows")
+        )
+    if workers is not None:
+        raise ValueError(
+            "workers must be left out for a Stream, which is read in order. Read in "
+            "parallel within the stream: dataset.map(..., "
+            "num_parallel_calls=tf.data.AUTOTUNE)."
         )
     return StreamSource(stream)
 

@@ -113,11 +113,11 @@ class Stream:
     ):
         self.examples = _arguments.count_of("examples", examples)
         self.memory = _arguments.integer("memory", memory, 2**20)
-        self._open, self.again = _opened(data)
+        self._open, self._again = _opened(data)
         self.folder = files.prepare_directory(folder)
         self.assumptions: tuple[str, ...] = (_ONE_PASS,)
         if hasattr(data, "element_spec"):
-            self._check_pipeline(data)
+            self._checked(data)
         self._spec: tuple[Any, ...] | None = None
         self._specs: dict[str, Any] = {}
         # The pass of an iterator, whose first records showed the spec.
@@ -126,7 +126,7 @@ class Stream:
     def __repr__(self) -> str:
         return f"<Stream of {self.examples} records, by way of {self.folder}>"
 
-    def row_spec(self) -> tuple[Any, ...]:
+    def _row_spec(self) -> tuple[Any, ...]:
         """The shape and the type of each array of a record; see `Source`.
 
         Raises:
@@ -137,13 +137,13 @@ class Stream:
             first = next(blocks, None)
             if first is None:
                 raise self._another_number(0)
-            if self.again:
+            if self._again:
                 blocks.close()
             else:
                 self._unread = itertools.chain([first], blocks)
         return cast(tuple, self._spec)
 
-    def blocks(self) -> Iterator[list[np.ndarray]]:
+    def _blocks(self) -> Iterator[list[np.ndarray]]:
         """All records in order, some at a time.
 
         Yields:
@@ -153,9 +153,9 @@ class Stream:
           ValueError: If a record is unlike the first, or the number of records is not
             `examples`, or an iterator was read before.
         """
-        self.row_spec()
+        self._row_spec()
         blocks, self._unread = self._unread, None
-        if self.again:
+        if self._again:
             blocks = self._new_blocks()
         elif blocks is None:
             raise ValueError(
@@ -181,22 +181,23 @@ class Stream:
             "repeat() or batch()."
         )
 
-    def _check_pipeline(self, dataset: tf.data.Dataset) -> None:
-        """Refuses pipelines whose elements may not be records."""
-        _, unbatched = pipelines.checked_stream(dataset)
+    def _checked(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Refuses pipelines whose elements may not be records; see `pipelines`."""
+        dense, unbatched = pipelines.checked_stream(dataset)
         size = int(dataset.cardinality())
         if size == tf.data.INFINITE_CARDINALITY:
             raise self._another_number(None)
         if size >= 0 and size != self.examples:
             raise self._another_number(size if size < self.examples else None)
         if unbatched:
-            self.assumptions += (_UNBATCHED,)
+            self.assumptions = (_ONE_PASS, _UNBATCHED)
+        return dense
 
     def _new_blocks(self) -> Generator[list[np.ndarray], None, None]:
         found = self._open()
         if not hasattr(found, "element_spec"):
             return self._stacked_records(found)
-        dataset, _ = pipelines.checked_stream(found)
+        dataset = self._checked(found)
         if pipelines.has_one_shape(dataset):
             return self._batched_records(dataset)
         return self._stacked_records(dataset.as_numpy_iterator())
@@ -213,13 +214,16 @@ class Stream:
             for spec in specs
         )
         rows = int(np.clip(self.memory // 16 // max(1, width), 1, _BLOCK))
+        count = 0
         for element in dataset.batch(rows).as_numpy_iterator():
             parts = element if isinstance(element, tuple) else (element,)
             parts = sources.map_named(columns.as_column, parts)
-            self._keep_spec(sources.row_spec_of(parts))
+            first = tuple(sources.map_leaves(lambda c: c[0], part) for part in parts)
+            self._values_of(first, count)
             for weights in parts[2:]:
                 check_values(weights)
-            yield sources.flatten(parts)
+            yield self._typed(sources.flatten(parts))
+            count += rows
 
     def _stacked_records(
         self, records: Iterable[Any]
@@ -228,48 +232,37 @@ class Stream:
         rows: list[list[np.ndarray]] = []
         size = 0
         for number, record in enumerate(records):
-            if not number:
-                first = sources.row_of(record)
-                self._keep_spec(
-                    tuple(
-                        sources.map_leaves(lambda row: (row.shape, row.dtype), part)
-                        for part in first
-                    )
-                )
-            try:
-                values = sources.values_like(record, self._specs)
-            except ValueError as error:
-                raise ValueError(
-                    f"data: record {number} of the stream is unlike record 0: {error} "
-                    f"{sources.ONE_SHAPE}" + see("records-of-several-shapes")
-                ) from None
-            rows.append(values)
-            size += sum(map(_bytes_of, values))
+            rows.append(self._values_of(record, number))
+            size += sum(map(_bytes_of, rows[-1]))
             # The first record alone shows the spec.
             if not number or len(rows) == _BLOCK or size * 16 >= self.memory:
-                yield self._stacked(rows)
+                yield self._typed(map(np.stack, zip(*rows, strict=True)))
                 rows, size = [], 0
         if rows:
-            yield self._stacked(rows)
+            yield self._typed(map(np.stack, zip(*rows, strict=True)))
 
-    def _keep_spec(self, spec: tuple[Any, ...]) -> None:
-        """Keeps the spec of the first pass, to which later passes are compared."""
+    def _values_of(self, record: Any, number: int) -> list[np.ndarray]:
+        """The arrays of a record, which is like the first record of the first pass."""
         if self._spec is None:
-            self._spec = spec
-            self._specs = dict(sources.named_specs(spec))
-        elif spec != self._spec:
+            self._spec = tuple(
+                sources.map_leaves(lambda row: (row.shape, row.dtype), part)
+                for part in sources.row_of(record)
+            )
+            self._specs = dict(sources.named_specs(self._spec))
+        try:
+            return sources.values_like(record, self._specs)
+        except ValueError as error:
             raise ValueError(
-                f"data: this pass over the stream gives records of {spec}, and the "
-                f"first pass gave records of {self._spec}. Give the same records in "
-                "every pass."
-            )
+                f"data: record {number} of the stream is unlike the first: {error} "
+                f"{sources.ONE_SHAPE}" + see("records-of-several-shapes")
+            ) from None
 
-    def _stacked(self, rows: list[list[np.ndarray]]) -> list[np.ndarray]:
+    def _typed(self, values: Iterable[np.ndarray]) -> list[np.ndarray]:
+        """Columns in the types of the first record."""
+        dtypes = [dtype for _, dtype in self._specs.values()]
         return [
-            np.stack(values).astype(dtype, copy=False)
-            for values, (_, dtype) in zip(
-                zip(*rows, strict=True), self._specs.values(), strict=True
-            )
+            column.astype(dtype, copy=False)
+            for column, dtype in zip(values, dtypes, strict=True)
         ]
 
 
@@ -288,7 +281,7 @@ class StreamSource(Source):
     def __init__(self, stream: Stream):
         self._stream = stream
         self.size = stream.examples
-        self.row_spec = stream.row_spec()
+        self.row_spec = stream._row_spec()
         self.assumptions = stream.assumptions
         # The epoch in the file, the steps of a group, and the group in memory.
         self._file: GroupedFile | None = None
@@ -337,7 +330,7 @@ class StreamSource(Source):
         for step, indices in enumerate(drawn):
             step_of[indices] = step
         before, self._file = self._file, None
-        if before is not None and self._stream.again:
+        if before is not None and self._stream._again:
             before.close()
             before = None
         try:
@@ -372,7 +365,7 @@ class StreamSource(Source):
 
     def _numbered_blocks(self) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
         count = 0
-        for block in self._stream.blocks():
+        for block in self._stream._blocks():
             yield np.arange(count, count + len(block[0])), block
             count += len(block[0])
 

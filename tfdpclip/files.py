@@ -89,7 +89,7 @@ def write_atomically(
             raise
         _synchronise(target.parent)
     except OSError as error:
-        raise _explained(error, path) from error
+        raise explained(error, path) from error
 
 
 @contextlib.contextmanager
@@ -135,7 +135,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
             os.replace(temporary, target)
             _synchronise(target.parent)
         except OSError as error:
-            raise _explained(error, path) from error
+            raise explained(error, path) from error
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
@@ -168,13 +168,20 @@ def _synchronise(directory: pathlib.Path) -> None:
         os.close(handle)
 
 
-def _explained(error: OSError, path: Any) -> OSError:
+def explained(
+    error: OSError, path: Any, state: str = "the earlier content is kept"
+) -> OSError:
+    """Returns an error of the disk with the path, the state of the file, and a remedy.
+
+    Args:
+      error: The error of the operating system.
+      path: The file or the directory.
+      state: The state in which the error leaves the file.
+    """
     code = error.errno or errno.EIO
     advice = _ADVICE.get(code, "check the disk, then run again")
     reason = error.strerror or str(error)
-    return OSError(
-        code, f"{reason}; the earlier content is kept; {advice}", os.fspath(path)
-    )
+    return OSError(code, f"{reason}; {state}; {advice}", os.fspath(path))
 
 
 def table_text(
@@ -215,7 +222,7 @@ def prepare_directory(path: str | os.PathLike[str]) -> pathlib.Path:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _explained(error, path) from error
+        raise explained(error, path) from error
     probe = directory / f".writable{_SUFFIX}"
     try:
         write_atomically(probe, b"yes")

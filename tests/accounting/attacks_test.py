@@ -6,7 +6,7 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import optimize, stats
 
 from tfdpclip import accounting, sampling
 from tfdpclip.accounting import _pld
@@ -150,3 +150,20 @@ def test_hostile_rates(rates):
         accounting.attack_bounds_of(1.0, 1.1)
     with pytest.raises(ValueError, match="event"):
         accounting.attack_bounds("full")
+
+
+@pytest.mark.parametrize("name", ["poisson", "allocation"])
+def test_the_curves_of_both_directions_mirror_each_other(name):
+    """The bend of the worse curve, where both cross, is no error of the bounds."""
+    one, other = _pld._compose(events.leaves(_EVENTS[name])).orders
+    rates = np.linspace(0.001, 0.95, 40)
+    mirrored = 1 - other.power(1 - one.power(rates))
+    # Both are upper bounds, so the second one finds no fewer.
+    assert np.all(mirrored <= rates + 1e-9)
+    np.testing.assert_allclose(mirrored, rates, atol=1e-3)
+    cross = optimize.brentq(
+        lambda rate: np.subtract(*(o.power(np.array([rate]))[0] for o in (one, other))),
+        0.1,
+        0.6,
+    )
+    assert one.power(np.array([cross]))[0] == pytest.approx(1 - cross, abs=1e-3)

@@ -55,22 +55,26 @@ def prepare() -> None:
     import tfdpclip.keras  # noqa: F401
 
 
-def run(name: str, scheme=None, noise=None, **kept: str) -> None:
+def data() -> tuple[np.ndarray, np.ndarray]:
+    """The records."""
+    x = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
+    return x, (x[:, :1] > 0).astype(np.float32)
+
+
+def run(name: str, scheme=None, noise=None, stream=None, **kept: str) -> None:
     """Trains, from where an earlier process was killed if there was one.
 
     Args:
       name: of the directory.
       scheme: what draws; Poisson by default.
       noise: of the optimizer.
+      stream: the records, by way of a stream; arrays by default.
       **kept: files that the budget keeps, by the argument's name.
     """
     directory = pathlib.Path(name)
     directory.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((200, 8)).astype(np.float32)
-    y = (x[:, :1] > 0).astype(np.float32)
     scheme = scheme or dpc.sampling.Poisson(1 / STEPS_PER_EPOCH)
-    batches = scheme.batches((x, y))
+    batches = scheme.batches(stream or data())
     model = tf.keras.Sequential(
         [
             tf.keras.Input((8,)),
@@ -97,7 +101,7 @@ def run(name: str, scheme=None, noise=None, **kept: str) -> None:
                 math.inf,
                 DELTA,
                 batches,
-                "rdp",
+                "pld" if stream else "rdp",
                 ledger=directory / "privacy.json",
                 **{argument: directory / file for argument, file in kept.items()},
             ),

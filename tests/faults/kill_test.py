@@ -19,7 +19,7 @@ import pytest
 import tensorflow as tf
 
 from driver_kit import reports
-from tests.faults import correlated_run, federated_run, keras_run
+from tests.faults import correlated_run, federated_run, keras_run, stream_run
 from tests.stack import KERAS_3
 from tfdpclip import files
 from tfdpclip.accounting import Ledger
@@ -215,6 +215,33 @@ class CorrelatedRun(KerasRun):
         assert max(phase.runs) >= KerasRun.wanted // 2
 
 
+class StreamRun(KerasRun):
+    """The same, and no record is left in the directory of the stream's copies."""
+
+    module = "stream_run"
+
+    @staticmethod
+    def restored(directory):
+        assert not list(directory.glob(f"{stream_run.FOLDER}/*"))
+        return KerasRun.restored(directory)
+
+    @staticmethod
+    def check_end(directory):
+        KerasRun.check_end(directory)
+        (phase,) = Ledger.load(directory / "privacy.json").phases
+        # Each process begins an epoch, with an allocation of its own.
+        assert phase.sampling.steps == keras_run.STEPS_PER_EPOCH
+        assert 1 <= len(phase.runs)
+
+
+class ReadingRun(StreamRun):
+    """Killed after a number of reads instead of steps."""
+
+    @staticmethod
+    def ran(directory):
+        return count(directory / stream_run.READ)
+
+
 class FederatedRun:
     """What must hold of the federated run's files."""
 
@@ -289,7 +316,9 @@ def check_killed_runs(zygote, kind, root: pathlib.Path, kills: int, seed: int) -
         kind.check_end(directory)
 
 
-KINDS = pytest.mark.parametrize("kind", [KerasRun, CorrelatedRun, FederatedRun])
+KINDS = pytest.mark.parametrize(
+    "kind", [KerasRun, CorrelatedRun, StreamRun, FederatedRun]
+)
 
 
 @pytest.mark.slow
@@ -298,6 +327,7 @@ KINDS = pytest.mark.parametrize("kind", [KerasRun, CorrelatedRun, FederatedRun])
     [
         KerasRun,
         pytest.param(CorrelatedRun, marks=pytest.mark.slow),
+        pytest.param(StreamRun, marks=pytest.mark.slow),
         pytest.param(FederatedRun, marks=pytest.mark.slow),
     ],
 )
@@ -309,3 +339,23 @@ def test_killed_runs_resume(zygote, kind, tmp_path):
 @KINDS
 def test_runs_killed_twenty_times_resume(zygote, kind, tmp_path):
     check_killed_runs(zygote, kind, tmp_path, kills=20, seed=2)
+
+
+@pytest.mark.slow
+def test_a_kill_while_a_stream_is_read_leaves_no_record_and_costs_no_epoch(
+    zygote, tmp_path
+):
+    directory, each = tmp_path / "run", 200 // stream_run.EVERY
+    directory.mkdir()
+    (directory / stream_run.SLOW).touch()
+    # In the middle of the first, and of the fourth, pass.
+    for reads, steps in ((3, 0), (3 * each + 3, 3 * keras_run.STEPS_PER_EPOCH)):
+        before = StreamRun.ran(directory)
+        assert not zygote.run(ReadingRun, directory, reads)
+        assert StreamRun.ran(directory) - before == steps
+        assert not list(directory.glob(f"{stream_run.FOLDER}/*"))
+    check_books(StreamRun, directory, 2)
+    (directory / stream_run.SLOW).unlink()
+    assert zygote.run(StreamRun, directory)
+    check_books(StreamRun, directory, 2)
+    StreamRun.check_end(directory)

@@ -13,7 +13,7 @@ import traceback
 
 
 def main() -> None:
-    for module in ("keras_run", "correlated_run", "federated_run"):
+    for module in ("keras_run", "correlated_run", "stream_run", "federated_run"):
         importlib.import_module(f"tests.faults.{module}").prepare()
     print("ready", flush=True)
     for line in sys.stdin:

@@ -144,3 +144,98 @@ def test_replicas_train_on_epochs_in_a_row():
             verbose=0,
         )
     assert plan.ledger.phases[-1].runs == [4, 4]
+
+
+# Data that are read once an epoch.
+
+
+class Reads:
+    """A function that gives the records in order, and counts its passes."""
+
+    def __init__(self, count=N):
+        self.count, self.passes = count, 0
+
+    def __call__(self):
+        self.passes += 1
+        return zip(X[: self.count], Y[: self.count], strict=True)
+
+
+def test_fit_reads_a_stream_once_an_epoch_and_states_what_it_is(tmp_path):
+    plan, read = plan_of(), Reads()
+    stream = dpc.sampling.Stream(read, plan.examples, tmp_path)
+    model = model_of(plan)
+    history = model.fit(
+        plan.batches(stream),
+        epochs=plan.epochs,
+        callbacks=plan.callbacks,
+        validation_data=(X, Y),
+        verbose=0,
+    )
+    # One record was read before, for the shapes.
+    assert read.passes == 1 + plan.epochs
+    assert plan.ledger.steps == 12 and len(history.history["val_loss"]) == 2
+    text = str(plan.statement())
+    assert "each record in one random step of each epoch of 6" in text
+    assert "every pass over the stream gives each record once" in text
+
+
+@pytest.mark.slow
+def test_a_stream_trains_as_data_with_an_index_do(tmp_path):
+    plan = plan_of()
+    weights = []
+    for data in ((X, Y), dpc.sampling.Stream(Reads(), N, tmp_path)):
+        tf.keras.utils.set_random_seed(1)
+        model = model_of(plan_of())
+        model.compile(
+            dpc.keras.DPSGD(0.1, noise_multiplier=0.0, expected_batch_size=10),
+            tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+        model.fit(plan.batches(data, seed=3), epochs=2, verbose=0)
+        weights.append(model.get_weights())
+    for got, expected in zip(*weights, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_a_stream_of_another_size_costs_no_step(tmp_path):
+    plan, read = plan_of(), Reads(N - 1)
+    stream = dpc.sampling.Stream(read, N, tmp_path)
+    model = model_of(plan)
+    with pytest.raises(ValueError, match="ended after 59 of 60 records"):
+        model.fit(plan.batches(stream), callbacks=plan.callbacks, verbose=0)
+    assert plan.ledger.steps == plan.ledger.reserved == 0
+    other = dpc.sampling.Stream(read, N - 1, tmp_path)
+    with pytest.raises(ValueError, match="data has 59 examples, the plan is for 60"):
+        plan.batches(other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [{"jit_compile": True}, {"steps_per_execution": 3}], ids=str
+)
+def test_a_stream_has_few_sizes_under_xla_and_whole_executions(options, tmp_path):
+    plan, read = plan_of(), Reads()
+    batches = plan.batches(dpc.sampling.Stream(read, N, tmp_path))
+    model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(3)])
+    model.compile(
+        plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0),
+        tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        **options,
+    )
+    model.fit(batches, epochs=2, callbacks=plan.callbacks, verbose=0)
+    assert plan.ledger.steps == 12 and read.passes == 3
+
+
+def test_a_loop_of_ones_own_takes_a_stream(tmp_path):
+    read = Reads()
+    scheme = dpc.sampling.RandomAllocation(6)
+    batches = scheme.batches(dpc.sampling.Stream(read, N, tmp_path))
+    ledger = dpc.accounting.Ledger(delta=1e-3)
+    ledger.begin(noise_multiplier=1.0, sampling=batches)
+    steps = iter(batches.repeat())
+    rows = []
+    for _ in range(12):
+        with ledger.step():
+            x, _, weights = next(steps)
+            rows += [tuple(row) for row in x.numpy()[weights.numpy() > 0]]
+    assert ledger.steps == 12 and read.passes == 3
+    assert sorted(rows) == sorted(2 * [tuple(row) for row in X])

@@ -95,7 +95,7 @@ class TestData:
             ((np.ones(3), np.ones(4)), "as many records"),
             ((np.ones(3),) * 4, "tuple of 4"),
             (np.float32(1), "scalar"),
-            (iter([1, 2]), "access by index"),
+            (iter([1, 2]), "only be read in order"),
             (np.array([[1], [1, 2]], dtype=object), "rectangular"),
             (tf.data.Dataset.range(5).filter(lambda i: i > 1), "finite number"),
             (_generated(), "no random access"),

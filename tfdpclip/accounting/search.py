@@ -18,6 +18,8 @@ from tfdpclip import _progress
 _CLOSEST, _FARTHEST = 1e-5, 3e-5
 # Where epsilon jumps past the target, the jump is located to this accuracy in log z.
 _JUMP = 1e-6
+# How closely the coarse epsilon is solved for log z.
+_COARSE = 1e-4
 # After this many secant steps, a jump is assumed.
 _SECANTS = 12
 #: The largest number of steps that the search reports.
@@ -72,7 +74,8 @@ def _least_noise(spent, target, refine, bracket) -> float:
             if low < math.log(1e-4):
                 return math.exp(low)
             low, high = low - math.log(2), low
-    log_z = optimize.brentq(gap, low, high, xtol=1e-6)
+    # The coarse epsilon is further than that from the exact epsilon.
+    log_z = optimize.brentq(gap, low, high, xtol=_COARSE)
     slope = (gap(log_z + 0.01) - gap(log_z)) / 0.01
     slope = min(slope, -1e-3)
 

@@ -181,6 +181,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._begin_phase()
         self._begin_watch()
         self._begin_budget()
+        if self._draws.drawer is not None:
+            # A stream is read here: an error costs no step of the budget.
+            self._draws.drawer.prepare()
 
     def _begin_optimizer(self) -> None:
         """Checks the optimizer, and builds it."""

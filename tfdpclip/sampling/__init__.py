@@ -21,6 +21,7 @@ from tfdpclip.sampling.thresholded import ThresholdedCounts
 
 if TYPE_CHECKING:
     from tfdpclip.sampling.batches import Batches
+    from tfdpclip.sampling.streams import Stream
 
 
 def __getattr__(name: str):
@@ -29,6 +30,10 @@ def __getattr__(name: str):
         from tfdpclip.sampling.batches import Batches
 
         return Batches
+    if name == "Stream":
+        from tfdpclip.sampling.streams import Stream
+
+        return Stream
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -77,6 +82,7 @@ __all__ = [
     "RandomAllocation",
     "SamplingScheme",
     "ShuffledEpochs",
+    "Stream",
     "ThresholdedCounts",
     "from_dict",
 ]

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdpclip import _arguments, _tf_private
 from tfdpclip._docs import see
 from tfdpclip.sampling import distributed, handed_out, record_map, sources
+from tfdpclip.sampling.allocation import RandomAllocation
 from tfdpclip.sampling.base import DrawKey, SamplingScheme
 from tfdpclip.sampling.capacity import MOST_ROWS, fit_capacity
 from tfdpclip.sampling.drawer import Drawer
@@ -18,6 +19,7 @@ from tfdpclip.sampling.elements import drawn_elements
 from tfdpclip.sampling.people import CappedExamples, People
 from tfdpclip.sampling.poisson import CappedPoisson
 from tfdpclip.sampling.refusals import NO_PREFETCH, REFUSAL, refuse_the_rest
+from tfdpclip.sampling.streams import Stream, StreamSource
 
 # More Python threads than this only wait for each other.
 MOST_WORKERS = 1024
@@ -257,8 +259,13 @@ class Batches(tf.data.Dataset):
         """Begins an epoch, if the accounting covers whole epochs."""
         del step
         drawer = self._drawer.last
-        if not drawer.scheme.begins_epochs or drawer.seed is not None:
+        if not drawer.scheme.begins_epochs:
             return
+        if drawer.seed is None:
+            self._begin_epoch(drawer)
+        drawer.prepare()
+
+    def _begin_epoch(self, drawer: Drawer) -> None:
         if drawer.runs_ahead and drawer.delivered:
             raise ValueError(
                 "These batches gathered steps ahead, of an epoch that was begun before "
@@ -521,6 +528,8 @@ def _open_source(
     """The source of the records that `scheme` draws: examples, or people."""
     if workers is not None:
         workers = _arguments.integer("workers", workers, 1, MOST_WORKERS)
+    if isinstance(data, Stream):
+        return _open_stream(scheme, data, workers, people)
     source = sources.open_source(data, workers)
     if isinstance(scheme, CappedPoisson):
         return _cap_examples(source, people, per_person, scheme, seed)
@@ -533,6 +542,31 @@ def _open_source(
     if people is None:
         return source
     return People(source, people, cast(int, per_person))
+
+
+def _open_stream(
+    scheme: SamplingScheme, stream: Stream, workers: int | None, people: Any
+) -> StreamSource:
+    """The source of a stream, which a scheme must read once an epoch."""
+    if not isinstance(scheme, RandomAllocation):
+        raise ValueError(
+            f"{scheme.describe()}: a stream is read once an epoch, and this scheme "
+            "draws records anew for each step, or in a fixed order. Use "
+            'RandomAllocation(steps), or sampling="random_allocation" of a plan.'
+        )
+    if people is not None:
+        raise ValueError(
+            "people must be left out for a Stream: the examples of a person are taken "
+            "together, which needs access by index. Write the records to arrays on the "
+            "disk, see docs/data.md." + see("records-of-several-rows")
+        )
+    if workers is not None:
+        raise ValueError(
+            "workers must be left out for a Stream, which is read in order. Read in "
+            "parallel within the stream: dataset.map(..., "
+            "num_parallel_calls=tf.data.AUTOTUNE)."
+        )
+    return StreamSource(stream)
 
 
 def _cap_examples(source, people, per_person, scheme, seed) -> CappedExamples:

@@ -129,6 +129,11 @@ def _drawer_of_part(batches: Any, shard: int, shards: int) -> Drawer:
             "Views, and examples of people, are for the devices of one machine, "
             "MirroredStrategy." + see("several-replicas")
         )
+    if not before.source.by_index:
+        raise ValueError(
+            "A Stream is read by one machine: MirroredStrategy. For several machines, "
+            "give each machine access by index, see docs/data.md."
+        )
     if before.source.size < shards:
         raise ValueError(
             f"{before.source.size} records are fewer than the {shards} machines."

@@ -182,10 +182,10 @@ class Drawer:
         """The spec of elements: of all rows, or of any number of rows."""
         rows = None if lengths is not None else self.rows * self.source.rows_each
         parts = [
-            sources._map(
+            sources.map_leaves(
                 lambda spec: tf.TensorSpec((rows, *spec[0]), _tf_dtype(spec[1])),
                 part,
-                is_leaf=sources._is_spec,
+                is_leaf=sources.is_spec,
             )
             for part in self.source.row_spec
         ]
@@ -224,6 +224,17 @@ class Drawer:
         """Skips the rest of the current epoch, in which every record has its place."""
         length = self.scheme.steps_per_epoch(self.source.size) * self.pieces
         self.position += (self._first_step * self.pieces - self.position) % length
+
+    def prepare(self) -> None:
+        """Makes the records of the next step ready, before the step is counted.
+
+        Raises:
+          ValueError: if the records of a stream do not fit.
+          OSError: if the copy of a stream does not fit on the disk.
+        """
+        with self._lock:
+            place = self.position // self.pieces - self._first_step
+            self.source.prepare(self.scheme, self._key, place)
 
     @property
     def order(self) -> dict:
@@ -274,6 +285,7 @@ class Drawer:
     def _records_of(self, step: int) -> list[np.ndarray]:
         """The records of each element of a step; the same result for every call."""
         place = step - self._first_step
+        self.source.prepare(self.scheme, self._key, place)
         indices = self.scheme._drawn(self._key, self.source.size, place)
         if not self.by_group:
             starts = range(0, self.pieces * self.rows, self.rows)
@@ -417,7 +429,7 @@ class Drawer:
                 vars(iterator).update(before[1])
                 raise
         given = self.source.weights(parts, indices, rows)
-        given = sources._map(lambda w: np.asarray(w, np.float32), given)
+        given = sources.map_leaves(lambda w: np.asarray(w, np.float32), given)
         return (*parts[:2], row_weights.reshaped(given, self._weights))
 
 

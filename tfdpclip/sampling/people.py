@@ -105,7 +105,7 @@ class People(Source):
         own = own.reshape(-1) * ~sources.left_out(parts, own.size)
         if len(parts) < 3:
             return own
-        return sources._map(
+        return sources.map_leaves(
             lambda w: w * own.reshape([-1, *([1] * (np.ndim(w) - 1))]), parts[2]
         )
 

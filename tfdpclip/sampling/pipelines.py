@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,15 @@ _REGROUPS = frozenset(
     GroupByWindowDataset PaddedBatchDataset ParallelBatchDataset RaggedBatchDataset
     RebatchDataset RepeatDataset ShuffleDataset SlidingWindowDataset UnbatchDataset
     WindowDataset""".split()
+)
+
+# Steps that change the order of records only, which a stream allows.
+_REORDERS = frozenset(("DirectedInterleaveDataset", "ShuffleDataset"))
+
+_IN_ORDER = (
+    "read the pipeline in order: dpc.sampling.Stream(dataset, examples=..., "
+    'folder=...), with RandomAllocation or sampling="random_allocation". See '
+    "docs/data.md."
 )
 
 
@@ -47,10 +57,9 @@ def checked(dataset: tf.data.Dataset) -> tf.data.Dataset:
     size = int(dataset.cardinality())
     if size < 0:
         raise ValueError(
-            "data: the tf.data.Dataset must have a known, finite number of records. "
-            "Reading files, filtering or interleaving hides the number: give arrays of "
-            "all records (of a CSV file, by pandas.read_csv), or see docs/data.md for "
-            "your files."
+            "data: the tf.data.Dataset must have a known, finite number of records, "
+            "which reading files, filtering or interleaving hides. Give arrays of all "
+            "records (of a CSV file, by pandas.read_csv), or " + _IN_ORDER
         )
     if size < 1:
         raise ValueError("data must hold at least one record, got none.")
@@ -59,11 +68,35 @@ def checked(dataset: tf.data.Dataset) -> tf.data.Dataset:
     except (tf.errors.OpError, NotImplementedError) as error:
         raise ValueError(
             "data: this tf.data.Dataset has no random access, which sampling needs. "
-            "Build it from tensor slices (and maps of slices), or give arrays."
+            "Build it from tensor slices (and maps of slices), give arrays, or "
+            + _IN_ORDER
         ) from error
     _refuse_steps(dataset, lambda kind: kind not in _KEEPS_RECORDS)
     _refuse_shared_rows(dataset, size)
     return _dense(dataset)
+
+
+def checked_stream(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, bool]:
+    """Returns a pipeline that is read in order, with dense elements, after a check.
+
+    *Formal guarantees*: after the last `unbatch`, no step of the pipeline groups
+    records, and no step repeats records. The functions of `map`, `interleave` and
+    `flat_map`, and the files, are not checked.
+
+    Args:
+      dataset: the caller's pipeline.
+
+    Returns:
+      The data set, with sparse tensors made dense; and whether records go through
+      `unbatch`, so that earlier functions of the pipeline see several records.
+
+    Raises:
+      ValueError: if elements may not be records, or repeat.
+    """
+    regroups = _REGROUPS - _REORDERS
+    unbatched = _refuse_steps(dataset, lambda kind: kind in regroups, in_order=True)
+    _refuse_ragged(dataset)
+    return _dense(dataset), unbatched
 
 
 def has_one_shape(dataset: tf.data.Dataset) -> bool:
@@ -73,11 +106,26 @@ def has_one_shape(dataset: tf.data.Dataset) -> bool:
     )
 
 
-def _refuse_steps(dataset, refused) -> None:
-    pending = [dataset]
+def _refuse_steps(
+    dataset: tf.data.Dataset, refused: Callable[[str], bool], in_order: bool = False
+) -> bool:
+    """Raises if a step of the pipeline is refused.
+
+    Args:
+      dataset: the pipeline.
+      refused: whether a kind of step is refused.
+      in_order: whether the pipeline is read in order. Then `unbatch` is allowed, and
+        all steps before `unbatch` except `repeat`.
+
+    Returns:
+      Whether the pipeline has `unbatch`.
+    """
+    pending, unbatched = [(dataset, refused)], False
     while pending:
-        current = pending.pop()
+        current, refused = pending.pop()
         kind = type(current).__name__.lstrip("_")
+        if in_order and kind == "UnbatchDataset":
+            refused, unbatched = "RepeatDataset".__eq__, True
         if refused(kind):
             step = kind.removesuffix("Dataset").lower()
             raise ValueError(
@@ -87,7 +135,8 @@ def _refuse_steps(dataset, refused) -> None:
                 "scheme; give tf.keras.utils.*_dataset_from_directory "
                 "batch_size=None and shuffle=False." + see("rows-that-are-not-records")
             )
-        pending.extend(_tf_private.inputs_of(current))
+        pending.extend((before, refused) for before in _tf_private.inputs_of(current))
+    return unbatched
 
 
 def _refuse_ragged(dataset) -> None:

@@ -52,6 +52,8 @@ class Source(abc.ABC):
     #: Whether the caller gave each example's person, so that neighbours differ in
     #: people.
     of_people = False
+    #: Whether any records can be taken at any time.
+    by_index = True
     #: Conditions on these records that a privacy statement must list.
     assumptions: tuple[str, ...] = ()
 
@@ -80,6 +82,16 @@ class Source(abc.ABC):
         None if a look at the records takes a fetch.
         """
         return None
+
+    def prepare(self, scheme: Any, key: Any, step: int) -> None:
+        """Makes the records of a step ready for `take`.
+
+        Args:
+          scheme: the scheme that draws the steps.
+          key: the key of the draws.
+          step: the number of the step since the first step of the key.
+        """
+        del scheme, key, step
 
     @abc.abstractmethod
     def take(self, indices: np.ndarray, rows: int) -> tuple[Structure, ...]:
@@ -172,8 +184,9 @@ def _opened(data: Any, workers: int) -> Source:
     raise ValueError(
         "data must be arrays, a dict or tuple of arrays, a random-access "
         "tf.data.Dataset, or an object with __len__ and __getitem__; got "
-        f"{type(data).__name__}. An iterator cannot be sampled from: drawing records "
-        "independently needs access by index."
+        f"{type(data).__name__}. Records that can only be read in order: "
+        "batches(dpc.sampling.Stream(data, examples=..., folder=...)), with "
+        'sampling="random_allocation" of a plan, or RandomAllocation.'
     )
 
 
@@ -181,7 +194,7 @@ class Columns(Source):
     """Arrays with records along the first axis; views of the caller's arrays."""
 
     def __init__(self, parts: tuple[Structure, ...]):
-        self._hold(_map_named(as_column, parts))
+        self._hold(map_named(as_column, parts))
 
     def _hold(self, parts: tuple[Structure, ...]) -> None:
         self._parts = parts
@@ -200,12 +213,12 @@ class Columns(Source):
         _check_size(self.size)
         for weights in self._parts[2:]:
             check_values(weights)
-        self.row_spec = _row_spec(self._parts)
+        self.row_spec = row_spec_of(self._parts)
 
     def kept(self) -> Columns:
         copied = object.__new__(Columns)
         copied.__dict__.update(vars(self))
-        copied._parts = tuple(_map(np.copy, part) for part in self._parts)
+        copied._parts = tuple(map_leaves(np.copy, part) for part in self._parts)
         return copied
 
     def digest(self) -> str:
@@ -217,17 +230,23 @@ class Columns(Source):
         def some(column):
             return np.stack([np.ravel(column[place])[:MARKS] for place in places])
 
-        return _digest(self.size, tuple(_map(some, part) for part in self._parts))
+        return _digest(self.size, tuple(map_leaves(some, part) for part in self._parts))
 
     def take(self, indices, rows):
-        def gather(column):
-            if rows == len(indices):
-                return column.take(indices, axis=0)
-            out = blank(rows, column.shape[1:], column.dtype)
-            out[: len(indices)] = column[indices]
-            return out
+        return take_rows(self._parts, indices, rows)
 
-        return tuple(_map(gather, part) for part in self._parts)
+
+def take_rows(parts: tuple[Structure, ...], indices: np.ndarray, rows: int) -> tuple:
+    """Returns rows of arrays, followed by zero rows up to `rows`."""
+
+    def gather(column):
+        if rows == len(indices):
+            return column.take(indices, axis=0)
+        out = blank(rows, column.shape[1:], column.dtype)
+        out[: len(indices)] = column[indices]
+        return out
+
+    return tuple(map_leaves(gather, part) for part in parts)
 
 
 class Records(Source):
@@ -263,25 +282,25 @@ class Records(Source):
         self._reading = reading
         self._pool = ThreadPoolExecutor(workers, "records") if workers > 1 else None
         self.threads = 0 if self._pool is None else fetching.ELEMENTS
-        first = _row_of(self._fetch(0))
+        first = row_of(self._fetch(0))
         self.row_spec = tuple(
-            _map(lambda row: (row.shape, row.dtype), part) for part in first
+            map_leaves(lambda row: (row.shape, row.dtype), part) for part in first
         )
-        self._specs = dict(_named_specs(self.row_spec))
+        self._specs = dict(named_specs(self.row_spec))
         self._look_at(LOOK_SECONDS if look is None else look)
 
     def take(self, indices, rows):
         out = tuple(
-            _map(lambda spec: blank(rows, *spec), part, is_leaf=_is_spec)
+            map_leaves(lambda spec: blank(rows, *spec), part, is_leaf=is_spec)
             for part in self.row_spec
         )
-        found = [column for part in out for column in _flatten(part)]
+        found = [column for part in out for column in flatten(part)]
         odd = np.zeros(rows, bool)
         for place, record in enumerate(
             self._read_all([int(index) for index in indices])
         ):
             try:
-                values = self._values_of(record)
+                values = values_like(record, self._specs)
             except ValueError:
                 odd[place] = True
                 continue
@@ -289,7 +308,7 @@ class Records(Source):
                 column[place] = value[()]
         if not odd[: len(indices)].all():
             # Functions of records get a good row, since they may fail on an empty row.
-            for column in (column for part in out[:2] for column in _flatten(part)):
+            for column in (column for part in out[:2] for column in flatten(part)):
                 column[odd] = column[np.argmin(odd)]
         if not odd.any():
             return out
@@ -315,37 +334,15 @@ class Records(Source):
                 some, self._read_all(some, name_index=True), strict=True
             ):
                 try:
-                    self._values_of(record)
+                    values_like(record, self._specs)
                 except ValueError as error:
                     raise ValueError(
                         f"data: record {index} is unlike record 0: {error} "
-                        f"{_ONE_SHAPE}" + see("records-of-several-shapes")
+                        f"{ONE_SHAPE}" + see("records-of-several-shapes")
                     ) from None
             begun, count = begun + count, min(2 * count, 1000)
         if begun < self.size:
             self.assumptions = (_SOME_LOOKED_AT,)
-
-    def _values_of(self, record: Structure) -> list[np.ndarray]:
-        """The arrays of a record, or ValueError if it is unlike the first record."""
-        row = _row_of(record)
-        values: dict[str, np.ndarray] = {}
-        for part, name in zip(row, PARTS, strict=False):
-            values |= names(part, name)
-        if list(values) != list(self._specs):
-            raise ValueError(
-                f"the record has {', '.join(values)}, not {', '.join(self._specs)}."
-            )
-        for name, value in values.items():
-            shape, dtype = self._specs[name]
-            if value.shape != shape:
-                raise ValueError(f"{name} has the shape {value.shape}, not {shape}.")
-            if value.dtype != dtype and not _may_become(value.dtype, dtype):
-                raise ValueError(
-                    f"{name} holds {_type_name(value.dtype)}, not {_type_name(dtype)}."
-                )
-        for weights in row[2:]:
-            check_values(weights)
-        return list(values.values())
 
     def _read_all(
         self, indices: list[int], name_index: bool = False
@@ -388,7 +385,7 @@ class Records(Source):
             ) from None
 
 
-_ONE_SHAPE = (
+ONE_SHAPE = (
     "Batches need records of one shape: pad or cut the records when you make them, and "
     "give padding weight 0."
 )
@@ -398,14 +395,43 @@ _SOME_LOOKED_AT = (
 )
 
 
-def _row_of(record: Structure) -> tuple[Structure, ...]:
+def row_of(record: Structure) -> tuple[Structure, ...]:
     parts = record if isinstance(record, tuple) else (record,)
     if not 1 <= len(parts) <= 3:
         raise ValueError(
             "data: a record must be x, (x, y) or (x, y, sample_weight), got "
             f"{len(parts)} parts."
         )
-    return _map_named(as_array, parts)
+    return map_named(as_array, parts)
+
+
+def values_like(record: Structure, specs: dict[str, Any]) -> list[np.ndarray]:
+    """Returns the arrays of a record, in the order of their names.
+
+    Args:
+      record: x, (x, y) or (x, y, sample_weight).
+      specs: the shape and the type of each array of the first record, by name.
+
+    Raises:
+      ValueError: if the record is unlike the first record.
+    """
+    row = row_of(record)
+    values: dict[str, np.ndarray] = {}
+    for part, name in zip(row, PARTS, strict=False):
+        values |= names(part, name)
+    if list(values) != list(specs):
+        raise ValueError(f"the record has {', '.join(values)}, not {', '.join(specs)}.")
+    for name, value in values.items():
+        shape, dtype = specs[name]
+        if value.shape != shape:
+            raise ValueError(f"{name} has the shape {value.shape}, not {shape}.")
+        if value.dtype != dtype and not _may_become(value.dtype, dtype):
+            raise ValueError(
+                f"{name} holds {_type_name(value.dtype)}, not {_type_name(dtype)}."
+            )
+    for weights in row[2:]:
+        check_values(weights)
+    return list(values.values())
 
 
 def _may_become(given: np.dtype, wanted: np.dtype) -> bool:
@@ -450,13 +476,13 @@ class StackedRecords(Records):
             return super().take(indices, rows)
         parts = found if isinstance(found, tuple) else (found,)
         try:
-            parts = _map_named(as_column, parts)
+            parts = map_named(as_column, parts)
             for weights in parts[2:]:
                 check_values(weights)
         except ValueError:  # One by one, the good records count.
             return super().take(indices, rows)
-        lengths = {len(column) for part in parts for column in _flatten(part)}
-        if _row_spec(parts) != self.row_spec or lengths != {len(indices)}:
+        lengths = {len(column) for part in parts for column in flatten(part)}
+        if row_spec_of(parts) != self.row_spec or lengths != {len(indices)}:
             return super().take(indices, rows)
 
         def filled(column):
@@ -466,7 +492,7 @@ class StackedRecords(Records):
             out[: len(column)] = column
             return out
 
-        return tuple(_map(filled, part) for part in parts)
+        return tuple(map_leaves(filled, part) for part in parts)
 
 
 def _dataset_source(dataset) -> Records:
@@ -492,7 +518,7 @@ def _check_size(size: int) -> None:
 
 def _digest(size: int, parts: tuple[Structure, ...]) -> str:
     found = hashlib.blake2b(str(size).encode(), digest_size=32)
-    for column in (column for part in parts for column in _flatten(part)):
+    for column in (column for part in parts for column in flatten(part)):
         found.update(f"{column.shape} {column.dtype}".encode())
         if column.dtype.kind == "O":
             found.update(repr(column.tolist()).encode())
@@ -501,33 +527,34 @@ def _digest(size: int, parts: tuple[Structure, ...]) -> str:
     return found.hexdigest()
 
 
-def _row_spec(parts: tuple[Structure, ...]) -> tuple[Structure, ...]:
+def row_spec_of(parts: tuple[Structure, ...]) -> tuple[Structure, ...]:
     return tuple(
-        _map(lambda column: (column.shape[1:], column.dtype), part) for part in parts
+        map_leaves(lambda column: (column.shape[1:], column.dtype), part)
+        for part in parts
     )
 
 
-def _is_spec(node: Any) -> bool:
+def is_spec(node: Any) -> bool:
     return isinstance(node, tuple) and len(node) == 2 and isinstance(node[1], np.dtype)
 
 
 def _specs(node) -> list:
     found: list = []
-    _map(found.append, node, is_leaf=_is_spec)
+    map_leaves(found.append, node, is_leaf=is_spec)
     return found
 
 
-def _map(function, node, is_leaf=lambda _: False):
+def map_leaves(function, node, is_leaf=lambda _: False):
     """Applies a function to the leaves of dicts and tuples."""
     if not is_leaf(node):
         if isinstance(node, dict):
-            return {k: _map(function, v, is_leaf) for k, v in node.items()}
+            return {k: map_leaves(function, v, is_leaf) for k, v in node.items()}
         if isinstance(node, tuple):
-            return tuple(_map(function, v, is_leaf) for v in node)
+            return tuple(map_leaves(function, v, is_leaf) for v in node)
     return function(node)
 
 
-def _map_named(function, parts: tuple) -> tuple:
+def map_named(function, parts: tuple) -> tuple:
     """Applies `function(array, name)` to all arrays of the parts of data."""
 
     def mapped(node, name):
@@ -540,12 +567,12 @@ def _map_named(function, parts: tuple) -> tuple:
     return tuple(map(mapped, parts, PARTS))
 
 
-def _named_specs(row_spec: tuple[Structure, ...]) -> Iterator[tuple[str, Any]]:
+def named_specs(row_spec: tuple[Structure, ...]) -> Iterator[tuple[str, Any]]:
     """The specs of a record's arrays by name, in the order of `names`."""
     for part, name in zip(row_spec, PARTS, strict=False):
         # `names` would take a spec apart, since a spec is a tuple.
-        yield from names(_map(list, part, is_leaf=_is_spec), name).items()
+        yield from names(map_leaves(list, part, is_leaf=is_spec), name).items()
 
 
-def _flatten(node) -> list:
+def flatten(node) -> list:
     return list(names(node).values())

@@ -76,7 +76,7 @@ def first_step():
 
 
 LONG = {
-    "building the private step, which checks itself": (first_step, "(00:0"),
+    "building the private step, and comparing its gradients": (first_step, "(00:0"),
     "search": (grid, "1/2"),
     "pass": (passes, "0/2"),
     "noise": (lambda: dpc.testing.assert_noise(model(), data(), steps=4), "0/4"),

@@ -37,7 +37,7 @@ class _ReplicaState:
         self.noise: GaussianNoise | None = None
         self.issued: list = []
         self.sums: StepSums | None = None
-        # Results of the self-checks of losses in compiled code, which cannot raise.
+        # Results of the comparisons in compiled code, which cannot raise errors.
         self.statuses: list[CheckStatus] = []
         self.constant = ConstantState()
 

@@ -5,10 +5,10 @@ function of the fused layer does not return. So the call gets a new function, wi
 same outputs followed by the tensors of each step; TensorFlow does the same when it
 differentiates a call.
 
-A backward pass through a replaced call, such as a backward pass of the self-check,
-differentiates a copy of the original call, made in the graph of the backward pass. So
-the self-check does not run the code that it checks, and a step without a self-check has
-no copy.
+A later backward pass through a replaced call (the ordinary pass of the comparison)
+differentiates a copy of the original call, made in the graph of that pass. So the
+comparison does not run the code that it checks, and a step without a comparison has no
+copy.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ OUTSIDE_UPDATES = (
     "values or public data only (allow_outside_updates)"
 )
 
-FIRST_STEP = "building the private step, which checks itself"
+FIRST_STEP = "building the private step, and comparing its gradients"
 FIRST_STEP_LINE = (
     "\ntfdpclip: building the private step and checking it. This happens once for a "
     "model. It can take minutes for a large model; later steps do not wait for it."

@@ -1,5 +1,7 @@
 """Norms from inner products are never too small, and right where nothing cancels."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -235,3 +237,90 @@ def test_filters_that_are_not_kept_have_floors(memory):
     assert measured.saved == form.saved()
     assert np.all(norms >= wanted * (1 - 1e-4))
     assert np.all(norms >= share(4) * parts * (1 - 1e-5))
+
+
+#: (sizes of the image, settings, channels, channels of a position).
+CONVOLUTIONS = {
+    "plain": ((5, 6), Geometry((3, 2), (1, 1), (1, 1), "SAME"), 4, 3),
+    "strided": ((7, 6), Geometry((3, 3), (2, 3), (1, 1), "SAME"), 2, 5),
+    "wider strides than filters": (
+        (7, 6),
+        Geometry((1, 1), (2, 2), (1, 1), "SAME"),
+        2,
+        5,
+    ),
+    "valid and dilated": ((8, 7), Geometry((2, 3), (1, 1), (3, 2), "VALID"), 3, 2),
+    "padded": ((5, 4), Geometry((3, 3), (1, 2), (1, 1), ((2, 0), (1, 3))), 3, 2),
+    "in groups": ((5, 6), Geometry((3, 2), (2, 2), (1, 1), "SAME", groups=2), 4, 6),
+    "by depth": (
+        (5, 6),
+        Geometry((3, 3), (1, 1), (1, 1), "SAME", depthwise=True),
+        4,
+        8,
+    ),
+    "of three dimensions": (
+        (4, 5, 3),
+        Geometry((2, 3, 1), (2, 1, 1), (1, 1, 1), "VALID"),
+        2,
+        3,
+    ),
+}
+
+
+@pytest.mark.parametrize("examples, rows", [(3, 1), (2, 2), (0, 1)])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_squares_of_a_convolutions_terms_are_those_of_its_places(name, examples, rows):
+    image, geometry, channels, features = CONVOLUTIONS[name]
+    groups = channels if geometry.depthwise else geometry.groups
+    rng = np.random.default_rng(0)
+    pads, places = [(0, 0)], []
+    for size, k, s, d, axis in zip(
+        image,
+        geometry.kernel,
+        geometry.strides,
+        geometry.dilations,
+        range(len(image)),
+        strict=True,
+    ):
+        reach = (k - 1) * d + 1
+        before, after = 0, 0
+        out = -(-size // s)
+        if geometry.padding == "SAME":
+            total = max((out - 1) * s + reach - size, 0)
+            before, after = total // 2, total - total // 2
+        elif geometry.padding != "VALID":
+            before, after = geometry.padding[axis]
+        pads.append((before, after))
+        if geometry.padding != "SAME":
+            out = (size + before + after - reach) // s + 1
+        places.append([range(i * s, i * s + reach, d) for i in range(out)])
+    big = rng.standard_normal((examples * rows, *image, channels)).astype("float32")
+    positions = [len(p) for p in places]
+    small = rng.standard_normal((len(big), *positions, features)).astype("float32")
+    padded = np.pad(big, [*pads, (0, 0)]).astype(np.float64)
+    expected = np.zeros(examples)
+    for place in itertools.product(*map(range, positions)):
+        patch = padded[
+            np.ix_(range(len(big)), *(p[i] for p, i in zip(places, place, strict=True)))
+        ]
+        at = small[(slice(None), *place)].astype(np.float64)
+        squares = []
+        for part, width in ((patch, channels // groups), (at, features // groups)):
+            shape = [-1, groups, width]
+            rows_of = [np.square(row.reshape(shape)).sum((0, 2)) for row in part]
+            squares.append(np.reshape(rows_of, [len(big), groups]))
+        by_row = np.sum(squares[0] * squares[1], axis=1)
+        expected += by_row.reshape([examples, rows]).sum(1)
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, *[None] * len(image), t.shape[-1]])
+            for t in (big, small)
+        ]
+    )
+    def found(big, small):
+        count = tf.shape(big)[0] // rows
+        form = Convolution(big, small, geometry, [1], count, rows)
+        return form.part_squares()
+
+    np.testing.assert_allclose(found(big, small), expected, rtol=1e-5)

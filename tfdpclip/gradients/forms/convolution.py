@@ -167,23 +167,34 @@ class Convolution(Form):
             groups = self.big.shape[-1]
         big, big_size = floors.scaled(self.big)
         small, small_size = floors.scaled(self.small)
-        big, small = (
-            tf.reduce_sum(
-                tf.reshape(
-                    tf.square(t), tf.concat([tf.shape(t)[:-1], [groups, -1]], 0)
-                ),
-                axis=-1,
-            )
-            for t in (big, small)
-        )
-        # The sum over the places of a patch, axis by axis.
-        sums = self._padded(big)
-        for axis, places in enumerate(self.geometry.kernel):
-            sums = tf.add_n([self._shift_axis(sums, axis, k) for k in range(places)])
+        big, small = (_squares_by_group(part, groups) for part in (big, small))
+        sums = self._sums_over_patches(big)
         found = tf.reduce_sum(sums * small, axis=list(range(1, small.shape.rank)))
-        found *= tf.square(big_size * small_size)
+        found *= tf.cast(tf.square(big_size * small_size), found.dtype)
         rows = self._rows_per_example()
         return tf.reduce_sum(tf.reshape(found, [self.batch_size, rows]), axis=1)
+
+    def _sums_over_patches(self, big: tf.Tensor) -> tf.Tensor:
+        """Sums over each patch of `[B, *image, G]`: `[B, *positions, G]`."""
+        geometry, groups = self.geometry, big.shape[-1]
+        padded, spatial = self._padded(big), geometry.spatial
+        if groups > 1:  # Each group becomes an image of its own.
+            moved = tf.transpose(padded, [0, spatial + 1, *range(1, spatial + 1)])
+            sizes = tf.shape(moved)
+            padded = tf.reshape(moved, tf.concat([[-1], sizes[2:], [1]], 0))
+        convolve = tf.nn.conv3d if spatial == 3 else tf.nn.conv2d
+        sums = convolve(
+            padded,
+            tf.ones([*geometry.kernel, 1, 1], big.dtype),
+            [1, *geometry.strides, 1],
+            "VALID",
+            dilations=[1, *geometry.dilations, 1],
+        )
+        if groups == 1:
+            return sums
+        places = tf.shape(sums)[1:-1]
+        sums = tf.reshape(sums, tf.concat([[-1, groups], places], 0))
+        return tf.transpose(sums, [0, *range(2, spatial + 2), 1])
 
     # The products.
 
@@ -204,10 +215,6 @@ class Convolution(Form):
             for axis, place in enumerate(offset)
         )
         return padded[(slice(None), *slices)]
-
-    def _shift_axis(self, padded, axis: int, place: int) -> tf.Tensor:
-        others = [slice(None)] * (axis + 1)
-        return padded[(*others, self.geometry.places(axis, place, self.small))]
 
     def _flat_shift(self, offset) -> tf.Tensor:
         if not hasattr(self, "_padded_big"):
@@ -330,6 +337,18 @@ class Convolution(Form):
         return Convolution(
             big, small, self.geometry, self.shape, batch_size, self._rows
         )
+
+
+def _squares_by_group(tensor: tf.Tensor, groups: int) -> tf.Tensor:
+    """`[..., C]` -> `[..., groups]`: summed squares of the channels of each group."""
+    if tensor.dtype.size < 4:
+        tensor = tf.cast(tensor, tf.float32)
+    squares = tf.square(tensor)
+    if groups > 1:
+        width = squares.shape[-1] // groups
+        shape = tf.concat([tf.shape(squares)[:-1], [groups, width]], 0)
+        return tf.reduce_sum(tf.reshape(squares, shape), axis=-1)
+    return tf.reduce_sum(squares, axis=-1, keepdims=True)
 
 
 def _from_patches(sums: list[tf.Tensor]) -> tf.Tensor:

@@ -51,6 +51,8 @@ _RUN = 512
 _SMALL, _LARGE, _SURE = 1e-28, 1e15, 1e-24
 # The relative share of a norm that may be missing.
 _NOTHING = 1e-7
+# A number that divides without an overflow, in types that do not reach 1.2e-38.
+_LEAST = {tf.float16: 6.2e-5}
 
 
 def _unit(tensor: tf.Tensor) -> float:
@@ -251,11 +253,9 @@ def scaled(tensor: tf.Tensor, axes: int | None = None) -> tuple[tf.Tensor, tf.Te
         None.
     """
     rank = tensor.shape.rank
-    axes = rank - 1 if axes is None else axes
-    size = tf.reduce_max(tf.abs(tensor), axis=list(range(rank - axes, rank)))
-    usable = tf.math.is_finite(size) & (size > 0)
-    safe = tf.where(usable, size, tf.ones_like(size))
-    shape = tf.concat([tf.shape(safe), [1] * axes], 0)
+    last = list(range(1 if axes is None else rank - axes, rank))
+    size = tf.reduce_max(tf.abs(tensor), axis=last, keepdims=True)
+    size = tf.where(tf.math.is_finite(size), size, tf.ones([], size.dtype))
     # A size of 0 stays 0 in the result, so that products with it are 0.
-    found = tf.where(tf.equal(size, 0), size, safe)
-    return tensor / tf.reshape(safe, shape), found
+    least = tf.constant(_LEAST.get(size.dtype, 1.2e-38), size.dtype)
+    return tensor / tf.maximum(size, least), tf.squeeze(size, axis=last)

@@ -61,6 +61,11 @@ class Source(abc.ABC):
         specs = [spec for part in self.row_spec for spec in _specs(part)]
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in specs)
 
+    @property
+    def arrays(self) -> tuple[Structure, ...] | None:
+        """The parts of all examples, or None if they are not in memory."""
+        return None
+
     def kept(self) -> Source:
         """The same records in their order, unaffected by changes of the arrays.
 
@@ -202,6 +207,10 @@ class Columns(Source):
             check_values(weights)
         self.row_spec = _row_spec(self._parts)
 
+    @property
+    def arrays(self):
+        return self._parts
+
     def kept(self) -> Columns:
         copied = object.__new__(Columns)
         copied.__dict__.update(vars(self))
@@ -282,7 +291,7 @@ class Records(Source):
         ):
             try:
                 values = self._values_of(record)
-            except ValueError:
+            except Exception:  # An error would tell that the record was drawn.
                 odd[place] = True
                 continue
             for column, value in zip(found, values, strict=True):
@@ -316,7 +325,7 @@ class Records(Source):
             ):
                 try:
                     self._values_of(record)
-                except ValueError as error:
+                except Exception as error:
                     raise ValueError(
                         f"data: record {index} is unlike record 0: {error} "
                         f"{_ONE_SHAPE}" + see("records-of-several-shapes")
@@ -356,12 +365,14 @@ class Records(Source):
                 found = list(self._fetch_many(indices))
             except Exception:  # Some records can still be read one by one.
                 return map(read, indices)
-            if len(found) != len(indices):
+            if len(found) == len(indices):
+                return found
+            if name_index:
                 raise ValueError(
                     f"data: __getitems__ gave {len(found)} records for {len(indices)} "
-                    "indices."
+                    "indices, and must give one for each index."
                 )
-            return found
+            return map(read, indices)  # An error would tell of a drawn record.
         if self._pool is None:
             return map(read, indices)
         return self._pool.map(read, indices)
@@ -453,7 +464,7 @@ class StackedRecords(Records):
             parts = _map_named(as_column, parts)
             for weights in parts[2:]:
                 check_values(weights)
-        except ValueError:  # One by one, the good records count.
+        except Exception:  # One by one, the good records count.
             return super().take(indices, rows)
         lengths = {len(column) for part in parts for column in _flatten(part)}
         if _row_spec(parts) != self.row_spec or lengths != {len(indices)}:

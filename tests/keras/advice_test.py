@@ -8,7 +8,11 @@ import tensorflow as tf
 
 from tests.keras.helpers import L
 from tests.stack import KERAS_3
-from tfdpclip.gradients import ExampleIsolationError, LossStructureError
+from tfdpclip.gradients import (
+    ExampleIsolationError,
+    LossStructureError,
+    per_example_norms,
+)
 from tfdpclip.gradients.loss import advice
 from tfdpclip.keras import DPSGD
 from tfdpclip.keras.isolation import check_isolation
@@ -241,3 +245,32 @@ def test_the_check_of_a_model_names_what_the_model_has():
         check_isolation(mixed, x, y, loss=tf.keras.losses.mse)
     assert "convert_batchnorm" not in str(found.value)
     assert "of that example alone" in str(found.value)
+
+
+def test_what_is_said_of_masks_keeps_the_gradients_of_the_rows_that_count():
+    weights = tf.Variable(tf.ones([6, 1]))
+    x = X[:4].astype("float32")
+    counts = x[:, 0] > np.sort(x[:, 0])[1]  # Two of four rows.
+
+    def losses(rows):
+        return tf.square(rows @ weights)[:, 0]
+
+    @tf.function
+    def masked(x, counts):
+        kept = tf.boolean_mask(losses(x), counts)
+        return per_example_norms(tf.reduce_sum(kept), [weights])
+
+    @tf.function
+    def written(x, counts):
+        each = losses(x)
+        return per_example_norms(each * tf.cast(counts, each.dtype), [weights])
+
+    with pytest.raises(REFUSALS, match=r"loss \* tf.cast\(condition, loss.dtype\)"):
+        masked(x, counts)
+    alone = []
+    for row in x[:, np.newaxis]:
+        with tf.GradientTape() as tape:
+            loss = losses(row)
+        alone.append(tf.norm(tape.gradient(loss, weights)))
+    found = written(x, counts)
+    np.testing.assert_allclose(found, np.where(counts, alone, 0.0), rtol=1e-5)

@@ -526,6 +526,28 @@ def test_class_weights_of_labels_that_are_no_numbers_name_the_line(labels, line)
     _refuses_class_weights((TOKENS, y), {0: 1.0, 1: 2.0}, line, units=1)
 
 
+@pytest.mark.slow
+def test_class_weights_train_with_accumulation():
+    """Keras 3 asks for `prefetch(tf.data.AUTOTUNE)` beside `class_weight`."""
+    plan = dpc.keras.PrivacyPlan(
+        8, 1e-3, examples=RECORDS, batch_size=20, epochs=1, physical_batch_size=12
+    )
+    model = tf.keras.Sequential([tf.keras.Input((LENGTH,)), L.Dense(1)])
+    model.compile(plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0), "mse")
+    batches = plan.batches((TOKENS, np.arange(RECORDS) % 2))
+    assert batches.accumulation_steps > 1
+    classes = {0: 1.0, 1: 2.0}
+    model.fit(batches, class_weight=classes, verbose=0, callbacks=plan.callbacks)
+    assert plan.ledger.steps == int(model.optimizer.iterations.numpy()) == 3
+
+
+def test_autotuned_prefetching_leaves_the_elements_of_a_step_together():
+    batches = sampling.Poisson(0.5).batches((TOKENS, LABELS), accumulation_steps=2)
+    assert batches.prefetch(tf.data.AUTOTUNE) is batches
+    with pytest.raises(ValueError, match="prefetch must be 0"):
+        batches.prefetch(2)
+
+
 @pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf])
 def test_a_class_weight_that_is_no_factor_is_refused(weight):
     y = np.arange(len(TOKENS)) % 2

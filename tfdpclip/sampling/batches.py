@@ -481,8 +481,14 @@ class Batches(tf.data.Dataset):
         return derived
 
     def prefetch(self, buffer_size: int, name: str | None = None) -> Batches:
-        """Gathers ahead; not with accumulation or shuffled epochs."""
+        """Gathers ahead; not with accumulation or shuffled epochs.
+
+        `tf.data.AUTOTUNE`, which Keras 3 asks for beside `class_weight`, gathers
+        nothing ahead there.
+        """
         if self.accumulation_steps > 1 or not self.scheme.independent_steps:
+            if buffer_size == tf.data.AUTOTUNE:
+                return self
             raise ValueError(NO_PREFETCH)
         return self._derived(
             lambda data: tf.data.Dataset.prefetch(data, buffer_size, name)

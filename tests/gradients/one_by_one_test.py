@@ -151,6 +151,26 @@ def test_gradients_of_ctc_are_those_of_each_example(dynamic):
         assert_matches(step, [W], one_at_a_time(ctc, [W], X), [X], 1e-3)
 
 
+def ctc_of_sparse_labels(x):
+    """As Keras 2's `ctc_batch_cost`: one list of the labels of all examples."""
+    labels = tf.cast(x[:, :2, 0] > 0, tf.int32)
+    places = tf.where(tf.ones_like(labels, tf.bool))
+    labels = tf.SparseTensor(
+        places, tf.gather_nd(labels, places), tf.cast(tf.shape(labels), tf.int64)
+    )
+    logits = tf.transpose(x @ W, [1, 0, 2])
+    lengths = tf.fill([tf.shape(x)[0]], 6)
+    return tf.compat.v1.nn.ctc_loss(labels, logits, lengths)
+
+
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
+def test_gradients_of_ctc_of_listed_labels_are_those_of_each_example(dynamic):
+    with pytest.warns(UserWarning, match="one example at a time"):
+        step = traced(ctc_of_sparse_labels, [W], [X], dynamic)
+        expected = one_at_a_time(ctc_of_sparse_labels, [W], X)
+        assert_matches(step, [W], expected, [X], 1e-3)
+
+
 @pytest.mark.parametrize("flow", [over_time, branch_in_loop, with_own_gradient])
 def test_an_unknown_op_that_mixes_behind_a_loop_reaches_no_other_example(flow):
     """In the batch, each loss is of the row at the other end."""

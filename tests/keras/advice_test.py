@@ -8,7 +8,11 @@ import tensorflow as tf
 
 from tests.keras.helpers import L
 from tests.stack import KERAS_3
-from tfdpclip.gradients import ExampleIsolationError, LossStructureError
+from tfdpclip.gradients import (
+    ExampleIsolationError,
+    LossStructureError,
+    per_example_norms,
+)
 from tfdpclip.gradients.loss import advice
 from tfdpclip.keras import DPSGD
 from tfdpclip.keras.isolation import check_isolation
@@ -122,7 +126,6 @@ CASES = {
         "as MixUp and CutMix do.*own views",
     ),
     "router": (lambda: dense(logits(), Moe()), "load-balancing loss.*add_loss out"),
-    "characters": (lambda: characters(ctc_batch_cost), r"write tf.nn.ctc_loss\(y"),
     "images": (images, "Equalization takes one histogram.*single images"),
 }
 
@@ -131,8 +134,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_an_op_that_combines_examples_is_refused_with_advice_of_its_own(case):
     made, expected = CASES[case]
-    if case == ("characters" if KERAS_3 else "images"):
-        pytest.skip("ctc_batch_cost is of Keras 2, Equalization a layer of Keras 3")
+    if case == "images" and not KERAS_3:
+        pytest.skip("Equalization is a layer of Keras 3")
     model, x, y, loss = made()
     optimizer = DPSGD(0.1, clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
     model.compile(optimizer, loss)
@@ -165,24 +168,68 @@ def test_what_is_said_of_lookups_trains(layer):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::tfdpclip.gradients.OneByOneWarning")
-@pytest.mark.parametrize("of_keras", [False, *([True] if KERAS_3 else [])])
-def test_what_is_said_of_ctc_trains(of_keras):
+@pytest.mark.parametrize("name", ["written", "of Keras"])
+def test_ctc_trains(name):
     def written(y, y_pred):
         lengths = tf.fill([tf.shape(y_pred)[0]], 6)
         logits, each = tf.math.log(y_pred + 1e-7), tf.fill(tf.shape(lengths), 3)
         options = {"logits_time_major": False, "blank_index": -1}
         return tf.nn.ctc_loss(tf.cast(y, tf.int32), logits, each, lengths, **options)
 
-    model, x, y, loss = characters(tf.keras.losses.CTC() if of_keras else written)
+    of_keras = tf.keras.losses.CTC() if KERAS_3 else ctc_batch_cost
+    model, x, y, loss = characters(of_keras if name == "of Keras" else written)
     optimizer = DPSGD(0.1, clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
     model.compile(optimizer, loss)
     model.fit(x, y, batch_size=8, verbose=0)
     assert int(optimizer.iterations) == 1
 
 
+class Endpoint(L.Layer):
+    """The layer of Keras's example of captchas."""
+
+    def call(self, y, y_pred):
+        self.add_loss(ctc_batch_cost(y, y_pred))
+        return y_pred
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(KERAS_3, reason="ctc_batch_cost is of Keras 2")
+@pytest.mark.filterwarnings("ignore::tfdpclip.gradients.OneByOneWarning")
+def test_the_layer_of_captchas_trains():
+    x, y = tf.keras.Input((6, 1)), tf.keras.Input((3,))
+    found = L.Dense(5, activation="softmax")(x)
+    model = tf.keras.Model((x, y), Endpoint()(y, found))
+    optimizer = DPSGD(0.1, clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
+    model.compile(optimizer)
+    labels = RNG.integers(4, size=(8, 3)).astype("float32")
+    model.fit((X[..., np.newaxis], labels), batch_size=8, verbose=0)
+    assert int(optimizer.iterations) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::tfdpclip.gradients.OneByOneWarning")
+def test_what_is_said_of_fused_layers_one_by_one_trains():
+    """Keras 3 has no fused function on a CPU; the layer trains as it is."""
+    loss = tf.keras.losses.CTC() if KERAS_3 else ctc_batch_cost
+    _, x, y, _ = characters(loss)
+
+    def fit(layer):
+        layers = [layer, L.Dense(5, activation="softmax")]
+        model = tf.keras.Sequential([tf.keras.Input((6, 1)), *layers])
+        optimizer = DPSGD(0.1, clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
+        model.compile(optimizer, loss)
+        model.fit(x, y, batch_size=8, verbose=0)
+        assert int(optimizer.iterations) == 1
+
+    if not KERAS_3:
+        with pytest.raises(ExampleIsolationError, match=r"as RNN\(LSTMCell\(units"):
+            fit(L.LSTM(3, return_sequences=True))
+    fit(L.RNN(L.LSTMCell(3), return_sequences=True))
+
+
 def test_each_advice_is_short_and_is_of_one_op_or_layer():
     """Under 60 words, so that it is read."""
-    texts = [row.text for row in advice._TABLE] + [advice.OTHERWISE, advice.CTC]
+    texts = [row.text for row in advice._TABLE] + [advice.OTHERWISE]
     assert len(texts) > 10
     for text in texts:
         assert len(text.split()) < 60 and text.endswith(".") and "  " not in text
@@ -198,3 +245,32 @@ def test_the_check_of_a_model_names_what_the_model_has():
         check_isolation(mixed, x, y, loss=tf.keras.losses.mse)
     assert "convert_batchnorm" not in str(found.value)
     assert "of that example alone" in str(found.value)
+
+
+def test_what_is_said_of_masks_keeps_the_gradients_of_the_rows_that_count():
+    weights = tf.Variable(tf.ones([6, 1]))
+    x = X[:4].astype("float32")
+    counts = x[:, 0] > np.sort(x[:, 0])[1]  # Two of four rows.
+
+    def losses(rows):
+        return tf.square(rows @ weights)[:, 0]
+
+    @tf.function
+    def masked(x, counts):
+        kept = tf.boolean_mask(losses(x), counts)
+        return per_example_norms(tf.reduce_sum(kept), [weights])
+
+    @tf.function
+    def written(x, counts):
+        each = losses(x)
+        return per_example_norms(each * tf.cast(counts, each.dtype), [weights])
+
+    with pytest.raises(REFUSALS, match=r"loss \* tf.cast\(condition, loss.dtype\)"):
+        masked(x, counts)
+    alone = []
+    for row in x[:, np.newaxis]:
+        with tf.GradientTape() as tape:
+            loss = losses(row)
+        alone.append(tf.norm(tape.gradient(loss, weights)))
+    found = written(x, counts)
+    np.testing.assert_allclose(found, np.where(counts, alone, 0.0), rtol=1e-5)

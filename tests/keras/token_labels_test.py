@@ -1,6 +1,8 @@
 """A label, and a weight, for each token or pixel of a record: still one record."""
 
+import functools
 import warnings
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from tfdpclip.gradients import (
     per_example_norms,
 )
 from tfdpclip.keras import PerExampleLoss
-from tfdpclip.sampling import drawer, record_map
+from tfdpclip.sampling import class_weights, drawer
 
 VOCABULARY, LENGTH, RECORDS = 6, 4, 60
 RNG = np.random.default_rng(0)
@@ -381,9 +383,11 @@ def test_class_weights_multiply_those_of_tokens():
     def by_class(x, y):
         return x, y, tf.constant([1.0, 3.0])
 
-    change = record_map.weighted_by_class(by_class)
-    for given in (EACH[:2], ROWS[:2, None], ROWS[:2], EACH[:2, :, None]):
-        _, _, weights = change(TOKENS[:2], LABELS[:2], tf.constant(given))
+    change = class_weights.weighted_by_class(by_class, VOCABULARY)
+    for given in map(
+        tf.constant, (EACH[:2], ROWS[:2, None], ROWS[:2], EACH[:2, :, None])
+    ):
+        _, _, weights = change(TOKENS[:2], tf.constant(LABELS[:2, 0]), given)
         expected = given * np.reshape([1, 3], (2, *[1] * (given.ndim - 1)))
         np.testing.assert_allclose(weights, expected)
 
@@ -417,17 +421,138 @@ def test_class_weights_of_tokens_are_refused_where_keras_would_take_places(
     assert batches.next_step == 0
 
 
+def _refuses_class_weights(data, classes, match, units=LENGTH):
+    """Checks that `fit` refuses before any draw, and trains the same data without."""
+    batches = sampling.Poisson(0.5).batches(data)
+    model = tf.keras.Sequential([tf.keras.Input((LENGTH,)), L.Dense(units)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=match):
+        model.fit(batches, class_weight=classes, verbose=0)
+    assert batches.next_step == 0
+
+
 @pytest.mark.parametrize("several", [False, True], ids=["tokens", "several classes"])
 def test_class_weights_of_numbers_that_name_no_one_class_are_refused(several):
     """As many columns as classes, so that only their values tell."""
     classes = {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}
     y = (LABELS > 2) if several else LABELS
-    batches = sampling.Poisson(0.5).batches((TOKENS, y.astype("float32")))
-    model = tf.keras.Sequential([tf.keras.Input((LENGTH,)), L.Dense(LENGTH)])
+    match = r"must be one-hot.*Record \d+ has.*\(x, y, sample_weight\)"
+    _refuses_class_weights((TOKENS, y.astype("float32")), classes, match)
+
+
+#: Labels [n], of which one names none of three classes.
+def _one_bad(label, dtype):
+    labels = np.arange(len(TOKENS)) % 3
+    labels = labels.astype(dtype)
+    labels[5] = label
+    return labels
+
+
+BAD_LABELS = [(3, "int32"), (-1, "int64"), (np.nan, "float32"), (255, "uint8")]
+
+
+@pytest.mark.parametrize("label, dtype", BAD_LABELS)
+@pytest.mark.parametrize("axes", [0, 1])
+def test_a_label_without_a_class_weight_is_an_error_before_a_draw(label, dtype, axes):
+    labels = np.reshape(_one_bad(label, dtype), (-1, *[1] * axes))
+    match = r"weights for the classes 0 to 2, and y of record 5 is.*sample_weight"
+    classes = {0: 1.0, 1: 2.0, 2: 3.0}
+    _refuses_class_weights((TOKENS, labels), classes, match, units=1)
+    # The line of the error: labels of weight 0 may be anything.
+    weights = np.where(np.arange(len(TOKENS)) == 5, 0.0, 1.0)
+    batches = sampling.FullBatch().batches((TOKENS, labels, weights))
+    change = class_weights.on_elements(
+        _keras_function(), batches.element_spec[1], batches._arrays
+    )
+    _, y, found = change(*next(iter(batches)))
+    np.testing.assert_array_equal(y, labels)
+    assert np.ravel(found)[5] == 0 and np.count_nonzero(found) == len(TOKENS) - 1
+
+
+@functools.cache
+def _keras_function():
+    """Keras's own function of `class_weight`, as `fit` gives it to `Batches.map`."""
+    seen, original = [], sampling.Batches.map
+
+    def noted(batches, function, *args, **kwargs):
+        seen.append(function)
+        return original(batches, function, *args, **kwargs)
+
+    model = tf.keras.Sequential([tf.keras.Input((1,)), L.Dense(1)])
     model.compile("sgd", "mse")
-    error = tf.errors.InvalidArgumentError
-    with pytest.raises(error, match=r"must be one-hot.*\(x, y, sample_weight\)"):
-        model.fit(batches, class_weight=classes, verbose=0)
+    batches = sampling.FullBatch().batches((np.ones((3, 1)), np.arange(3)))
+    with mock.patch.object(sampling.Batches, "map", noted):
+        model.fit(batches, class_weight={0: 1.0, 1: 2.0, 2: 3.0}, verbose=0)
+    (function,) = filter(class_weights.is_class_weights, seen)
+    return function
+
+
+@pytest.mark.parametrize("label, dtype", BAD_LABELS)
+def test_a_label_without_a_class_that_is_only_found_when_drawn_counts_for_nothing(
+    label, dtype
+):
+    """An error would tell that this record was drawn."""
+    labels = _one_bad(label, dtype)
+    data = tf.data.Dataset.from_tensor_slices((TOKENS, labels))
+    change = class_weights.on_elements(
+        _keras_function(), data.batch(2).element_spec[1], None
+    )
+    for given in (np.ones(len(labels), "f"), np.ones((len(labels), 1), "f")):
+        _, y, found = change(TOKENS, tf.constant(labels), tf.constant(given))
+        expected = np.where(
+            np.arange(len(labels)) == 5, 0, np.arange(len(labels)) % 3 + 1
+        )
+        np.testing.assert_array_equal(np.ravel(found), expected)
+        np.testing.assert_array_equal(y, labels)
+
+
+def test_a_label_that_is_not_one_hot_counts_for_nothing_when_drawn():
+    labels = np.eye(3, dtype="float32")[np.zeros(6, int)]
+    labels[1:5] = [0, 0, 0], [1, 1, 0], [2, -1, 0], [np.nan, 0, 1]
+    change = class_weights.on_elements(
+        _keras_function(), tf.TensorSpec([None, 3]), None
+    )
+    _, _, found = change(TOKENS[:6], tf.constant(labels), tf.ones(6))
+    np.testing.assert_array_equal(found, [1, 0, 0, 0, 0, 1])
+
+
+@pytest.mark.parametrize(
+    "labels, line",
+    [(np.array(["cat", "dog"]), r"np.unique\(y"), (np.array([True, False]), "int32")],
+    ids=["texts", "bools"],
+)
+def test_class_weights_of_labels_that_are_no_numbers_name_the_line(labels, line):
+    y = labels[np.arange(len(TOKENS)) % 2]
+    _refuses_class_weights((TOKENS, y), {0: 1.0, 1: 2.0}, line, units=1)
+
+
+@pytest.mark.slow
+def test_class_weights_train_with_accumulation():
+    """Keras 3 asks for `prefetch(tf.data.AUTOTUNE)` beside `class_weight`."""
+    plan = dpc.keras.PrivacyPlan(
+        8, 1e-3, examples=RECORDS, batch_size=20, epochs=1, physical_batch_size=12
+    )
+    model = tf.keras.Sequential([tf.keras.Input((LENGTH,)), L.Dense(1)])
+    model.compile(plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0), "mse")
+    batches = plan.batches((TOKENS, np.arange(RECORDS) % 2))
+    assert batches.accumulation_steps > 1
+    classes = {0: 1.0, 1: 2.0}
+    model.fit(batches, class_weight=classes, verbose=0, callbacks=plan.callbacks)
+    assert plan.ledger.steps == int(model.optimizer.iterations.numpy()) == 3
+
+
+def test_autotuned_prefetching_leaves_the_elements_of_a_step_together():
+    batches = sampling.Poisson(0.5).batches((TOKENS, LABELS), accumulation_steps=2)
+    assert batches.prefetch(tf.data.AUTOTUNE) is batches
+    with pytest.raises(ValueError, match="prefetch must be 0"):
+        batches.prefetch(2)
+
+
+@pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf])
+def test_a_class_weight_that_is_no_factor_is_refused(weight):
+    y = np.arange(len(TOKENS)) % 2
+    match = "class_weight holds .* for class 1"
+    _refuses_class_weights((TOKENS, y), {0: 1.0, 1: weight}, match, units=1)
 
 
 def test_the_line_of_that_error_weighs_each_token_by_its_class():

@@ -4,6 +4,7 @@ TensorFlow has as many CPUs as replicas here, and a second strategy in one proce
 another number of replicas, collides with the first: so REPLICAS says how many, once.
 """
 
+import functools
 import os
 
 import dp_accounting
@@ -545,6 +546,62 @@ def test_replicas_that_exchange_something_are_refused(mirrored, layer):
     assert isinstance(caught.value, (ValueError, dpc.gradients.ExampleIsolationError))
     for a, b in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+class OwnStep(tf.keras.Model):
+    """A step as in Keras's guides, whole or in parts within a `tf.function`."""
+
+    def __init__(self, part=None):
+        super().__init__()
+        self.last = L.Dense(3)
+        self.loss_of, self.update = self._loss_of, self._update
+        if part is not None:
+            setattr(self, part, tf.function(getattr(self, part)))
+
+    def call(self, x, training=False):
+        return self.last(x)
+
+    def _loss_of(self, x, y, w):
+        return self.compute_loss(x, y, self(x, training=True), w)
+
+    def _update(self, x, y, w):
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(x, y, w)
+        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        return loss
+
+    def train_step(self, data):
+        return {"loss": self.update(*data)}
+
+
+@several_only
+@pytest.mark.parametrize("part", [None, "loss_of", "update"])
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+def test_eager_steps_and_inner_functions_train_or_are_refused(mirrored, part, eager):
+    plan = dpc.keras.PrivacyPlan(8, 1e-3, examples=90, batch_size=18, epochs=1)
+
+    def optimizer():
+        return plan.optimizer(dpc.keras.DPSGD, 0.5, clip=0.3)
+
+    make = functools.partial(OwnStep, part)
+    model = compiled(mirrored, make, optimizer=optimizer, run_eagerly=eager)
+    data = plan.batches((X, Y)).distribute(mirrored)
+    refused = None
+    if eager:
+        refused = "Several replicas need a graph.*compile without run_eagerly"
+    if part == "update":
+        refused = "take @tf.function off train_step"
+
+    def fit():
+        model.fit(data, steps_per_epoch=5, verbose=0, callbacks=plan.callbacks)
+
+    if refused is None:
+        fit()
+        assert int(model.optimizer.iterations.numpy()) == 5
+        return
+    with pytest.raises(NotImplementedError, match=refused):
+        fit()
+    assert int(model.optimizer.iterations.numpy()) == 0
 
 
 def test_one_batch_for_all_replicas_is_refused(mirrored):

@@ -281,6 +281,26 @@ class TestArrays:
             sampling.Poisson(0.5).batches(Rows(record, record))
 
 
+LONE_SURROGATE = b"\xff".decode(errors="surrogateescape")
+
+
+@pytest.mark.parametrize("kind", [list, np.array, lambda v: np.array(v, object)])
+def test_a_text_without_bytes_is_an_error_before_a_draw(kind):
+    texts = ["a", "\u00e9", LONE_SURROGATE]
+    with pytest.raises(ValueError, match=r"data: x .*UTF-8.*'replace'\) for text in x"):
+        sampling.FullBatch().batches((kind(texts), np.arange(3)))
+    mended = [text.encode("utf-8", "replace") for text in texts]
+    x, *_ = next(iter(sampling.FullBatch().batches((mended, np.arange(3)))))
+    np.testing.assert_array_equal(x, mended)
+
+
+class Unreadable:
+    """An object from which NumPy makes no array, for a reason of its own."""
+
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError("no array")
+
+
 class TestRecordsOfSeveralShapes:
     """Of which one is drawn, it must not show."""
 
@@ -292,6 +312,8 @@ class TestRecordsOfSeveralShapes:
         "labels of another type": (np.ones(2), 0.5),
         "a gap": (np.ones(2), None),
         "ragged": ([[1], [1, 2]], 1),
+        "keys of two types": ({"a": np.ones(2), 1: np.ones(2)}, 1),
+        "no array": (Unreadable(), 1),
     }
 
     @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
@@ -317,6 +339,28 @@ class TestRecordsOfSeveralShapes:
         assert x.numpy()[13].all()
         mapped = next(iter(batches.map(lambda x, y: (1 / x, y))))
         np.testing.assert_array_equal(mapped[0][13], [1.0, 1.0])
+
+    def test_a_text_without_bytes_counts_for_nothing_when_drawn(self, monkeypatch):
+        monkeypatch.setattr(sampling.sources, "LOOK_SECONDS", 1e-9)
+        rows = [("a", 0), ("b", 1), (LONE_SURROGATE, 2)]
+        x, _, weights = next(iter(sampling.FullBatch().batches(Rows(*rows))))
+        np.testing.assert_array_equal(weights, [1, 1, 0])
+        np.testing.assert_array_equal(x[:2], [b"a", b"b"])
+
+    def test_records_that_getitems_leaves_out_are_read_one_by_one(self, monkeypatch):
+        """An error with their number would tell how many were drawn."""
+
+        class Fewer(Rows):
+            def __getitems__(self, indices):
+                return [self[i] for i in indices if i != 2]
+
+        rows = Fewer((1.0, 1), (2.0, 2), None, (3.0, 3))
+        with pytest.raises(ValueError, match="one for each index"):
+            sampling.FullBatch().batches(rows)
+        monkeypatch.setattr(sampling.sources, "LOOK_SECONDS", 1e-9)
+        _, y, weights = next(iter(sampling.FullBatch().batches(rows)))
+        np.testing.assert_array_equal(weights, [1, 1, 0, 1])
+        np.testing.assert_array_equal(y.numpy()[[0, 1, 3]], [1, 2, 3])
 
     def test_nor_does_one_of_a_persons(self, monkeypatch):
         monkeypatch.setattr(sampling.sources, "LOOK_SECONDS", 1e-9)

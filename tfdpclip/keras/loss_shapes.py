@@ -1,14 +1,21 @@
-"""Checks that the weights of batches fit the losses of a model."""
+"""Checks that the records and weights of batches fit a model and its losses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from tfdpclip import _keras_marks
 from tfdpclip._docs import see
 from tfdpclip.keras import _compat
+from tfdpclip.keras.per_example_loss import PerExampleLoss
+from tfdpclip.sampling.row_weights import names
+
+# The layers that fail on an id without an entry.
+_OF_IDS = (tf.keras.layers.Embedding, tf.keras.layers.CategoryEncoding)
 
 
 def refuse_misfit(model: Any, specs: Iterable[Any]) -> None:
@@ -43,27 +50,223 @@ def _misfit(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
     if not all(isinstance(spec, tf.TensorSpec) for spec in (labels, weights)):
         return None
     try:
-        function = tf.keras.losses.get(loss)
         # Only the shapes matter: the graph is never run.
         with tf.Graph().as_default():
             predictions = tf.zeros([2, *outputs[0].shape[1:]])
-            found = getattr(function, "call", function)(
-                tf.zeros([2, *labels.shape[1:]], labels.dtype), predictions
+            found = _called(
+                loss, tf.zeros([2, *labels.shape[1:]], labels.dtype), predictions
             )
             losses = tf.convert_to_tensor(found).shape
     except Exception:  # Keras reports errors of the user's loss better.
         return None
     if losses.rank in (None, 0) or _fits(weights.shape[1:], losses[1:]):
         return None
-    name = getattr(function, "name", getattr(function, "__name__", "the loss"))
     return (
         f"The weights of the batches, {_shown(weights)}, do not fit the losses that "
-        f"{name} makes from labels y of shape {_shown(labels)} and type "
+        f"{_named(loss)} makes from labels y of shape {_shown(labels)} and type "
         f"{labels.dtype.name}: {_shown(losses)}. Give a weight for each loss, or for "
         "each record: plan.batches((x, y, sample_weight)) with sample_weight of shape "
         f"{_shown(losses)} or [n, 1]. Give a class for each token as integers, "
         "y.astype('int32')."
     )
+
+
+def refuse_texts(model: Any, specs: Iterable[Any]) -> None:
+    """Raises ValueError for texts where the model or a loss takes numbers.
+
+    TensorFlow traces a step that makes numbers of texts, and the step fails when it
+    runs.
+
+    Args:
+      model: a compiled model.
+      specs: the element specs (x, y, weights) that the batches may have.
+    """
+    errors = [_text(model, *spec) for spec in specs]
+    if errors and all(errors):
+        raise ValueError(errors[0])
+
+
+def refuse_unknown_ids(model: Any, arrays: tuple | None) -> None:
+    """Raises ValueError for a class or an id on which a step would fail.
+
+    Such a failure ends training when the record is drawn, and so reveals the record.
+    The smallest and the largest numbers are tried, before any draw.
+
+    Args:
+      model: a compiled model.
+      arrays: (x, y) or (x, y, sample_weight) of all records; None if the records are
+        not in memory.
+    """
+    if arrays is None:
+        return
+    inputs = list(_inputs(model, arrays[0])) if _layers_of_ids(model) else []
+    for layer in _layers_of_ids(model):
+        for tensor, name, ids in inputs:
+            if getattr(layer, "input", None) is not tensor:
+                continue
+            if bad := _bad_number(layer, ids):
+                raise ValueError(
+                    f"data: {name} holds the id {bad}, on which layer {layer.name!r} "
+                    "fails. A draw of this record would end training, and so reveal "
+                    "the record. Give the layer room for all ids, from 0 "
+                    f"(input_dim, or num_tokens), or cut the ids, {name}.clip(0, "
+                    "input_dim - 1)." + see("numbers-out-of-range")
+                )
+    for loss, output, name, labels in _losses(model, arrays[1:2]):
+        if output is None or not _is_keras_loss(loss):
+            continue
+        classes = output.shape[-1] or 1
+        row = [1] * (len(output.shape) - 2) + [classes]
+
+        def losses_of(y, loss=loss, row=row):
+            return _called(loss, y, tf.zeros([len(y), *row]))
+
+        if bad := _bad_number(losses_of, labels):
+            raise ValueError(
+                f"data: {name} holds the class {bad}, on which loss {_named(loss)} "
+                f"fails: the model has {classes} outputs, for classes 0 to "
+                f"{classes - 1}. A draw of this record would end training, and so "
+                "reveal the record. Give the model more outputs, or number the "
+                f"classes: classes, {name} = np.unique({name}, return_inverse=True)."
+                + see("numbers-out-of-range")
+            )
+
+
+def _text(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
+    del weights
+    for tensor, name, spec in _inputs(model, x):
+        texts = getattr(spec, "dtype", None) == tf.string
+        if texts and tensor is not None and tensor.dtype != tf.string:
+            return (
+                f"data: {name} holds texts, and input {tensor.name!r} of the model "
+                "takes numbers. Make numbers of them by a public vocabulary: "
+                f"tf.keras.layers.StringLookup(vocabulary=words)({name}); or begin the "
+                "model with tf.keras.Input(shape, dtype='string') and this layer."
+            )
+    for loss, output, name, spec in _losses(model, (labels,)):
+        if getattr(spec, "dtype", None) == tf.string and _takes_numbers(
+            loss, output, spec
+        ):
+            number = f"classes, {name} = np.unique({name}, return_inverse=True)"
+            return (
+                f"data: {name} holds texts, and loss {_named(loss)} takes numbers. "
+                f"Give the number of each label's class: {number}; in a pipeline, map("
+                "lambda x, y: (x, lookup(y))), with lookup = tf.keras.layers."
+                "StringLookup(vocabulary=classes, num_oov_indices=0)."
+            )
+    return None
+
+
+def _takes_numbers(loss: Any, output: Any, labels: tf.TensorSpec) -> bool:
+    """Whether a loss traces with numbers, and fails on texts there or when it runs."""
+
+    def trace(dtype):
+        with tf.Graph().as_default() as graph:
+            y = tf.zeros([2, *labels.shape[1:]], dtype)
+            rest = (*labels.shape[1:], 2) if output is None else output.shape[1:]
+            try:
+                _called(loss, y, tf.compat.v1.placeholder(tf.float32, [2, *rest]))
+            except Exception as error:
+                return graph, error
+        return graph, None
+
+    graph, error = trace(tf.string)
+    casts = [op for op in graph.get_operations() if op.type == "Cast"]
+    if any(op.inputs[0].dtype == tf.string for op in casts):
+        return True
+    return error is not None and trace(tf.float32)[1] is None
+
+
+def _bad_number(function: Callable, numbers: Any) -> str | None:
+    """One of the smallest and largest numbers on which a function fails, or None."""
+    if not isinstance(numbers, np.ndarray) or numbers.dtype.kind not in "iuf":
+        return None
+    if numbers.size <= 2**20:
+        found = np.unique(numbers)
+    else:
+        found = np.array([numbers.min(), numbers.max()])
+    for number in np.unique([*found[:2], *found[-2:]]).astype(numbers.dtype):
+        if _fails(function, number, numbers.ndim):
+            # A loss that fails on zeros as well fails for a reason of its own.
+            return None if _fails(function, 0 * found[0], numbers.ndim) else str(number)
+    return None
+
+
+def _fails(function: Callable, number: Any, rank: int) -> bool:
+    try:
+        with tf.device("/cpu:0"):
+            function(tf.constant(np.full([1] * rank, number)))
+    except tf.errors.InvalidArgumentError:
+        return True
+    except Exception:  # Keras reports errors of the user's loss better.
+        return False
+    return False
+
+
+def _layers_of_ids(model: Any) -> list[Any]:
+    return [one for one in getattr(model, "layers", ()) if isinstance(one, _OF_IDS)]
+
+
+def _inputs(model: Any, x: Any) -> Iterator[tuple[Any, str, Any]]:
+    """Each input of a model with the name and the value of its part of x."""
+    tensors = getattr(model, "inputs", None) or []
+    yield from _paired(tensors, [tensor.name for tensor in tensors], x, "x")
+
+
+def _losses(model: Any, labels: tuple) -> Iterator[tuple[Any, Any, str, Any]]:
+    """Each loss of a model with its output, and the name and the value of its labels.
+
+    The output is None if the model does not tell which one the labels belong to.
+    """
+    compiled = _compat.compiled_loss_of(model)
+    if not compiled or not labels:
+        return
+    outputs = getattr(model, "outputs", None) or []
+    named = list(_paired(outputs, getattr(model, "output_names", ()), labels[0], "y"))
+    if not tf.nest.is_nested(compiled):
+        found = {name: compiled for name in names(labels[0], "y")}
+    else:
+        lists = tuple(compiled) if isinstance(compiled, list) else compiled
+        found = names(lists, "y")
+    for output, name, leaf in named:
+        if found.get(name) is not None:
+            yield found[name], output, name, leaf
+
+
+def _paired(
+    tensors: Sequence[Any], keys: Sequence[str], data: Any, name: str
+) -> Iterator[tuple[Any, str, Any]]:
+    """The tensors of a model with the names and values of their parts of the data."""
+    if isinstance(data, dict):
+        by_key = dict(zip(keys, tensors, strict=False))
+        for key, leaf in data.items():
+            yield by_key.get(key), f"{name}[{key!r}]", leaf
+    elif isinstance(data, tuple):
+        known = tensors if len(tensors) == len(data) else [None] * len(data)
+        for place, (tensor, leaf) in enumerate(zip(known, data, strict=True)):
+            yield tensor, f"{name}[{place}]", leaf
+    else:
+        yield tensors[0] if len(tensors) == 1 else None, name, data
+
+
+def _called(loss: Any, labels: Any, predictions: Any) -> Any:
+    function = tf.keras.losses.get(loss)
+    return getattr(function, "call", function)(labels, predictions)
+
+
+def _is_keras_loss(loss: Any) -> bool:
+    """Whether a loss is Keras's own, which reads and writes no state."""
+    found = tf.keras.losses.get(loss)
+    if isinstance(found, PerExampleLoss):
+        found = found._loss
+    if isinstance(found, tf.keras.losses.Loss):
+        found = type(found)
+    return getattr(found, "__module__", "").startswith(_keras_marks.MODULES)
+
+
+def _named(loss: Any) -> str:
+    found = tf.keras.losses.get(loss)
+    return getattr(found, "name", getattr(found, "__name__", "the loss"))
 
 
 def _fits(weights: tf.TensorShape, losses: tf.TensorShape) -> bool:

@@ -241,7 +241,25 @@ def summed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     context = tf.distribute.get_replica_context()
     # TensorFlow places the sums on the devices of these copies: this replica's device.
     own = [tf.identity(tensor) for tensor in tensors]
-    return list(context.all_reduce(tf.distribute.ReduceOp.SUM, own))
+    with _in_replica_function():
+        return list(context.all_reduce(tf.distribute.ReduceOp.SUM, own))
+
+
+@contextlib.contextmanager
+def _in_replica_function() -> Iterator[None]:
+    """Raises for a meeting of replicas within a `tf.function` of each replica."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "merge_call" not in str(error):
+            raise
+        raise NotImplementedError(
+            "Several replicas meet in minimize, and TensorFlow lets no replica meet "
+            "the rest in a tf.function of its own: take @tf.function off train_step "
+            "and off the functions in it that call minimize. Keras compiles "
+            "train_step; in a loop of your own the tf.function goes around "
+            "strategy.run." + see("several-replicas")
+        ) from None
 
 
 def run_once(
@@ -263,7 +281,8 @@ def run_once(
         with own_writes(history), public_writes():
             function(local)
 
-    tf.distribute.get_replica_context().merge_call(merged, args=tuple(tensors))
+    with _in_replica_function():
+        tf.distribute.get_replica_context().merge_call(merged, args=tuple(tensors))
 
 
 def run_when(
@@ -313,4 +332,6 @@ def run_when(
         some = tf.reduce_any(each) & ~tf.reduce_all(each)
         branched(some, lambda: strategy.run(lost))
 
-    tf.distribute.get_replica_context().merge_call(merged, args=(condition, *tensors))
+    with _in_replica_function():
+        context = tf.distribute.get_replica_context()
+        context.merge_call(merged, args=(condition, *tensors))

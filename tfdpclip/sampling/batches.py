@@ -9,7 +9,13 @@ import tensorflow as tf
 
 from tfdpclip import _arguments, _tf_private
 from tfdpclip._docs import see
-from tfdpclip.sampling import distributed, handed_out, record_map, sources
+from tfdpclip.sampling import (
+    class_weights,
+    distributed,
+    handed_out,
+    record_map,
+    sources,
+)
 from tfdpclip.sampling.allocation import RandomAllocation
 from tfdpclip.sampling.base import DrawKey, SamplingScheme
 from tfdpclip.sampling.capacity import MOST_ROWS, fit_capacity
@@ -173,6 +179,7 @@ class Batches(tf.data.Dataset):
         # Earlier data sets of the same draws, by the lengths of their elements.
         self._others: dict = {}
         self._by_class = False
+        self._changes_records = False
         self._lengths: Sequence[int] | None = None
         self._wrap(self._elements(None))
         self._drawer.register(self)
@@ -356,6 +363,14 @@ class Batches(tf.data.Dataset):
         return self._by_class or source.leaves_over or len(source.row_spec) > 2
 
     @property
+    def _arrays(self) -> tuple | None:
+        """The parts x, y, sample_weight of all records, as they are drawn.
+
+        None if the records are not in memory, or are changed after the draw.
+        """
+        return None if self._changes_records else self._drawer.source.arrays
+
+    @property
     def assumptions(self) -> tuple[str, ...]:
         """Conditions for the guarantee, beyond the assumptions of the scheme."""
         return self._assumptions
@@ -414,11 +429,18 @@ class Batches(tf.data.Dataset):
                 "map_func must be a function of one record, got "
                 f"{_arguments.shown(map_func)}."
             )
-        on_element = record_map.on_elements(
-            map_func, self.element_spec, self.population, num_parallel_calls, public
-        )
+        by_class = class_weights.is_class_weights(map_func)
+        if by_class:
+            on_element = class_weights.on_elements(
+                map_func, self.element_spec[1], self._arrays
+            )
+        else:
+            on_element = record_map.on_elements(
+                map_func, self.element_spec, self.population, num_parallel_calls, public
+            )
         derived = self._derived(lambda data: tf.data.Dataset.map(data, on_element))
-        derived._by_class = self._by_class or record_map.is_class_weights(map_func)
+        derived._by_class = self._by_class or by_class
+        derived._changes_records = self._changes_records or not by_class
         return derived
 
     def map_batches(self, function: Callable[..., Any]) -> Batches:
@@ -442,11 +464,13 @@ class Batches(tf.data.Dataset):
                 f"{_arguments.shown(function)}."
             )
         name, on_element = record_map.name_of(function), record_map.on_batches(function)
-        return self._derived(
+        derived = self._derived(
             lambda data: tf.data.Dataset.map(data, on_element),
             f"batches were transformed by {name}, which is assumed to keep the records "
             "of a batch apart and to hold no record",
         )
+        derived._changes_records = True
+        return derived
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Batches:
         """Continues with new draws after the last; never repeats a draw."""
@@ -464,8 +488,14 @@ class Batches(tf.data.Dataset):
         return derived
 
     def prefetch(self, buffer_size: int, name: str | None = None) -> Batches:
-        """Gathers ahead; not with accumulation or shuffled epochs."""
+        """Gathers ahead; not with accumulation or shuffled epochs.
+
+        `tf.data.AUTOTUNE`, which Keras 3 asks for beside `class_weight`, gathers
+        nothing ahead there.
+        """
         if self.accumulation_steps > 1 or not self.scheme.independent_steps:
+            if buffer_size == tf.data.AUTOTUNE:
+                return self
             raise ValueError(NO_PREFETCH)
         return self._derived(
             lambda data: tf.data.Dataset.prefetch(data, buffer_size, name)

@@ -98,8 +98,6 @@ def split_lists(parts: tuple) -> tuple:
 
     Raises:
       ValueError: if a list of arrays is ambiguous.
-    Raises:
-      ValueError: if a list of arrays may be either.
     """
     leaves: dict[str, Any] = {}
     for part, name in zip(parts, ("x", "y", "sample_weight"), strict=False):
@@ -179,7 +177,7 @@ def _canonical(array: np.ndarray, name: str) -> np.ndarray:
     if array.dtype == np.float64:
         return array.astype(np.float32)
     if array.dtype.kind in "US":
-        return array.astype(object)
+        array = array.astype(object)
     if array.dtype.kind == "O":
         return _of_objects(array, name)
     if array.dtype.kind in "Mm":
@@ -205,6 +203,7 @@ def _of_objects(array: np.ndarray, name: str) -> np.ndarray:
     flat = array.ravel()
     kinds = set(map(type, flat))
     if all(issubclass(kind, _TEXTS) for kind in kinds):
+        _refuse_surrogates(flat, name)
         return array
     if all(issubclass(kind, _NUMBERS) for kind in kinds):
         found = np.array(flat.tolist()).reshape(array.shape)
@@ -245,6 +244,21 @@ def _of_objects(array: np.ndarray, name: str) -> np.ndarray:
         f"texts: give a number for each, such as np.unique(list(map(str, {name})), "
         "return_inverse=True)[1], or several arrays as a tuple or a dict."
     )
+
+
+def _refuse_surrogates(texts: np.ndarray, name: str) -> None:
+    """Raises for a text that has no bytes, with which a batch cannot be made."""
+    for text in texts:
+        if isinstance(text, bytes) or text.isascii():
+            continue
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"data: {name} holds a text that UTF-8 cannot encode (a lone "
+                "surrogate, from a file read with errors='surrogateescape'): "
+                f"[text.encode('utf-8', 'replace') for text in {name}]."
+            ) from None
 
 
 def _of_frame(frame: Any, name: str) -> np.ndarray:

@@ -144,6 +144,15 @@ class Drawer:
         """The element specs of all data sets that show these draws."""
         return [batches.element_spec for batches in self._shown]
 
+    @property
+    def arrays(self) -> tuple | None:
+        """The parts x, y, sample_weight of all records, as they are drawn.
+
+        None if the records are not in memory, or may be changed after the draw.
+        """
+        shown = [batches._arrays for batches in self._shown]
+        return self.source.arrays if shown and all(shown) else None
+
     def take_as_drawn(
         self,
         as_drawn: bool,

@@ -63,6 +63,10 @@ class People(Source):
     def kept(self) -> Source:
         return People(self._examples.kept(), self.ids, self.rows_each)
 
+    @property
+    def arrays(self):
+        return self._examples.arrays
+
     def marks(self) -> str | None:
         return self._examples.marks()
 
@@ -146,6 +150,10 @@ class CappedExamples(Source):
         self.row_spec = source.row_spec
         self.threads = source.threads
         self.assumptions = source.assumptions
+
+    @property
+    def arrays(self):
+        return self._examples.arrays
 
     def marks(self) -> str | None:
         return self._examples.marks()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip import _keras_marks, _tf_private
+from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip.sampling import row_weights
 from tfdpclip.sampling.record_proof import RecordProof
@@ -140,10 +140,6 @@ def on_elements(
       num_parallel_calls: records at a time.
       public: see `RecordFunction`.
     """
-    if is_class_weights(map_func):
-        # Keras multiplies each record's weight by a number for its label.
-        _refuse_labels_of_entries(map_func, spec[1])
-        return weighted_by_class(map_func)
     parallel = 1 if num_parallel_calls is None else int(num_parallel_calls)
     parallel = 10 if parallel < 1 else parallel  # tf.data.AUTOTUNE is -1.
     specs = [tf.nest.map_structure(_record_spec, part) for part in parts_of(spec)]
@@ -191,81 +187,6 @@ def name_of(function: Callable) -> str:
     """The name of a function in messages."""
     name = getattr(function, "__name__", type(function).__name__)
     return "the function" if name == "<lambda>" else name
-
-
-def is_class_weights(function: Callable) -> bool:
-    """Whether `function` is Keras's own multiplication by `class_weight`."""
-    named = getattr(function, "__qualname__", "") in _keras_marks.CLASS_WEIGHTS
-    module = getattr(function, "__module__", "")
-    return named and module.startswith(_keras_marks.MODULES)
-
-
-def _refuse_labels_of_entries(function: Callable, labels: Any) -> None:
-    """Raises where Keras would use the index of the largest label as the class.
-
-    Keras treats all labels with a last axis longer than 1 as one-hot. Labels with
-    a class for each token have a long last axis too, and Keras does not know the loss.
-
-    Args:
-      function: Keras's multiplication by `class_weight`.
-      labels: the spec of the labels.
-    """
-    if not isinstance(labels, tf.TensorSpec) or labels.shape.rank in (None, 0, 1):
-        return  # Keras refuses several labels.
-    long = labels.shape[-1]
-    if long == 1:
-        return
-    weights = inspect.getclosurevars(function).nonlocals.get(
-        _keras_marks.CLASS_WEIGHT_TENSOR
-    )
-    classes = None if weights is None else weights.shape[0]
-    if not labels.dtype.is_integer and classes in (None, long):
-        return
-    shown = ", ".join(["n", *("?" if d is None else str(d) for d in labels.shape[1:])])
-    raise ValueError(
-        f"class_weight is for labels of one class each, and y are [{shown}] of type "
-        f"{labels.dtype.name}, which Keras reads as one-hot. For a class for each "
-        "token, give the weights with the data, (x, y, np.take(weights, y)), without "
-        "class_weight. For one-hot labels of all classes, give y.astype('float32')."
-        + see("labels-for-each-token")
-    )
-
-
-def _check_one_hot(labels: Any, weight: Any) -> None:
-    """Has an element refused in which labels of several entries name no one class."""
-    if not tf.is_tensor(labels) or not labels.dtype.is_floating:
-        return
-    if labels.shape.rank in (None, 0, 1) or labels.shape[-1] == 1:
-        return
-    records = tf.boolean_mask(labels, row_weights.present(weight))
-    ones = tf.abs(tf.reduce_sum(records, -1) - 1) < 0.01
-    tf.debugging.Assert(
-        tf.reduce_all(ones) & tf.reduce_all(records >= 0),
-        [
-            "class_weight is for labels of one class each, and labels y with several "
-            "entries must be one-hot: not negative, of sum 1. Where y is a class for "
-            "each token, or marks several classes, give the weights with the data, "
-            "(x, y, sample_weight), and no class_weight." + see("labels-for-each-token")
-        ],
-    )
-
-
-def weighted_by_class(function: Callable) -> Callable:
-    """Keras's own multiplication by `class_weight`, for batches with weights."""
-
-    @tf.autograph.experimental.do_not_convert
-    def on_element(x, y, weight):
-        _check_one_hot(y, weight)
-        # Keras 3's function takes no sample weights.
-        x, y, by_class = function(x, y)
-        rank = max(weight.shape.rank, by_class.shape.rank)
-        weight, by_class = (
-            tf.reshape(w, tf.concat([tf.shape(w), [1] * (rank - w.shape.rank)], 0))
-            for w in (weight, by_class)
-        )
-        return x, y, weight * tf.cast(by_class, weight.dtype)
-
-    return on_element
 
 
 def as_parts(method: str, name: str, result: Any) -> tuple[Any, Any]:

@@ -63,6 +63,11 @@ class Source(abc.ABC):
         specs = [spec for part in self.row_spec for spec in _specs(part)]
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in specs)
 
+    @property
+    def arrays(self) -> tuple[Structure, ...] | None:
+        """The parts of all examples, or None if they are not in memory."""
+        return None
+
     def kept(self) -> Source:
         """The same records in their order, unaffected by changes of the arrays.
 
@@ -215,6 +220,10 @@ class Columns(Source):
             check_values(weights)
         self.row_spec = row_spec_of(self._parts)
 
+    @property
+    def arrays(self):
+        return self._parts
+
     def kept(self) -> Columns:
         copied = object.__new__(Columns)
         copied.__dict__.update(vars(self))
@@ -301,7 +310,7 @@ class Records(Source):
         ):
             try:
                 values = values_like(record, self._specs)
-            except ValueError:
+            except Exception:  # An error would tell that the record was drawn.
                 odd[place] = True
                 continue
             for column, value in zip(found, values, strict=True):
@@ -335,7 +344,7 @@ class Records(Source):
             ):
                 try:
                     values_like(record, self._specs)
-                except ValueError as error:
+                except Exception as error:
                     raise ValueError(
                         f"data: record {index} is unlike record 0: {error} "
                         f"{ONE_SHAPE}" + see("records-of-several-shapes")
@@ -353,12 +362,14 @@ class Records(Source):
                 found = list(self._fetch_many(indices))
             except Exception:  # Some records can still be read one by one.
                 return map(read, indices)
-            if len(found) != len(indices):
+            if len(found) == len(indices):
+                return found
+            if name_index:
                 raise ValueError(
                     f"data: __getitems__ gave {len(found)} records for {len(indices)} "
-                    "indices."
+                    "indices, and must give one for each index."
                 )
-            return found
+            return map(read, indices)  # An error would tell of a drawn record.
         if self._pool is None:
             return map(read, indices)
         return self._pool.map(read, indices)
@@ -479,7 +490,7 @@ class StackedRecords(Records):
             parts = map_named(as_column, parts)
             for weights in parts[2:]:
                 check_values(weights)
-        except ValueError:  # One by one, the good records count.
+        except Exception:  # One by one, the good records count.
             return super().take(indices, rows)
         lengths = {len(column) for part in parts for column in flatten(part)}
         if row_spec_of(parts) != self.row_spec or lengths != {len(indices)}:

@@ -294,6 +294,8 @@ class Dataflow:
         """Whether the values of the data determine the shape of an output."""
         if output.shape.is_fully_defined() or op.type in ops.SIZES:
             return False
+        if op.type in ops.CTC:
+            inputs = inputs[:1]  # No loss is left out with the labels.
         if any(f.varying for f in inputs):
             return True
         if any(f.entry is not None for f in inputs):

@@ -32,8 +32,10 @@ def transfer(op, output, inputs, batch_size) -> Flow:
     by_entry = sparse.transfer(op, output, inputs, elementwise)
     if by_entry is not None:
         return by_entry
+    if op.type in ops.CTC:
+        return sparse.ctc_of_dense_labels(output, inputs)
     if op.type in ops.DATA_SHAPED:
-        return Flow(DATA, None, coupled=op)
+        return Flow(DATA, None, coupled=None if _lists_labels(op) else op)
     if op.type in ops.BY_PLACE:
         return _by_place(op, output, inputs)
     if _examples_elsewhere(op, inputs):
@@ -62,6 +64,13 @@ def transfer(op, output, inputs, batch_size) -> Flow:
             else _over_axes(op, inputs[0], [int(axis) % rank])
         )
     return Flow(DATA, None)
+
+
+def _lists_labels(op: tf.Operation) -> bool:
+    """Whether an op may list the labels of each example for a CTC loss, in order."""
+    if op.type != "Where":
+        return False
+    return any(other.type in ops.CTC for other in op.graph.get_operations())
 
 
 #: Flows that users stated for op types that the table does not know; see `op_flow`.

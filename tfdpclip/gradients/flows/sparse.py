@@ -410,17 +410,27 @@ def _to_dense(op, output, found, inputs):
 
 def _ctc(op, output, found, inputs):
     """The flow of a CTC loss: a loss for each row of labels; logits `[T, B, C]`."""
-    logits, lengths = inputs[0], inputs[3]
     labels = _role(found[1], INDICES) and _role(found[2], VALUES, found[1].key)
+    flow = ctc_of_dense_labels(output, inputs)
+    return dataclasses.replace(flow, obstacle="") if labels and flow.axes else None
+
+
+def ctc_of_dense_labels(output: tf.Tensor, inputs: list[Flow]) -> Flow:
+    """The flow of a CTC loss with labels that were listed from an array of labels.
+
+    The losses belong to the rows of the logits. It is not known that the labels do, so
+    the losses are made one example at a time.
+    """
+    logits, lengths = inputs[0], inputs[3]
     apart = logits.axes == (1,) and logits.rows == 1 and not logits.minor
-    apart = apart and lengths.leads and lengths.rows == 1
-    if not labels or not apart:
-        return None
-    return Flow(DATA, (1,), 1) if output.value_index else _rows_apart()
+    if not apart or not lengths.leads or lengths.rows != 1:
+        return Flow(DATA, None)
+    axes = (1,) if output.value_index else (0,)
+    return Flow(DATA, axes, 1, obstacle="which labels belong to which example")
 
 
 _RULES = {
-    **dict.fromkeys(("CTCLoss", "CTCLossV2"), _ctc),
+    **dict.fromkeys(ops.CTC, _ctc),
     "RaggedTensorToTensor": _padded,
     "RaggedBincount": _counted,
     **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), _looked_up),

@@ -274,6 +274,9 @@ DATA_SHAPED = frozenset(
     ListDiff""".split()
 )
 
+#: CTC losses of sparse labels, a list of the labels of all examples.
+CTC = frozenset("CTCLoss CTCLossV2".split())
+
 #: Ops that pad rows to the length of the longest row of the batch.
 PADDED = frozenset(["RaggedTensorToTensor"])
 

@@ -149,6 +149,18 @@ def first_handle(handle: tf.Tensor) -> tf.Tensor:
         handle = op.inputs[index]
 
 
+def handle_in(graph: tf.Graph, handle: tf.Tensor) -> tf.Tensor:
+    """The origin of a handle in `graph`, if a graph inside captured the handle."""
+    handle = first_handle(handle)
+    while handle.graph is not graph:
+        captures = getattr(handle.graph, "captures", ())
+        outer = next((e for e, i in captures if i is handle), None)
+        if outer is None or _tf_private.is_eager(outer):
+            return handle
+        handle = first_handle(outer)
+    return handle
+
+
 def is_number(op: tf.Operation) -> bool:
     """Whether a constant is a number, a repeated number, a shape or a list of axes."""
     tensor = op.outputs[0]

@@ -55,12 +55,6 @@ LOOKUP = (
     'tf.keras.layers.CategoryEncoding(n, output_mode="multi_hot"), which keeps '
     "examples apart."
 )
-CTC = (
-    "keras.backend.ctc_batch_cost makes one list of the labels of all the examples. "
-    "With labels and lengths of shapes [batch, T] and [batch] "
-    "write tf.nn.ctc_loss(y, tf.math.log(y_pred + 1e-7), label_length, input_length, "
-    "logits_time_major=False, blank_index=-1)."
-)
 # A pattern in the name of an op: a layer of experts, or of a router.
 _IN_ROUTER = "(?i)(^|[/_])(moe|router|routing|experts?)([/_]|$)|load_balanc"
 
@@ -168,8 +162,6 @@ def of(op: tf.Operation, tensor: tf.Tensor) -> str:
       op: the op.
       tensor: the loss that depends on the op.
     """
-    if op.type == "Where" and uses_ctc(op.graph):
-        return CTC
     if _counts_entries(op, tensor):
         return MASKED
     return next((row.text for row in _TABLE if row.fits(op)), OTHERWISE)
@@ -205,11 +197,6 @@ def of_layers(names: Iterable[str]) -> str:
         if any(re.search(pattern, name) for name in names):
             return text
     return OTHERWISE
-
-
-def uses_ctc(graph: tf.Graph) -> bool:
-    """Whether a graph has the CTC loss of sparse labels in it."""
-    return any(op.type in ("CTCLoss", "CTCLossV2") for op in graph.get_operations())
 
 
 def has_own(op: tf.Operation) -> bool:

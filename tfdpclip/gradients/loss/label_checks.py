@@ -19,6 +19,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdpclip import _tf_private
+from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.flows.dataflow import ancestors
 from tfdpclip.gradients.graph import op_copies, ops
 from tfdpclip.gradients.graph.known import known_value
@@ -28,9 +29,21 @@ _LENGTH = "length"
 
 
 def convert_each_label(loss: tf.Tensor) -> None:
-    """Changes the graph where a loss looks at the labels of the whole batch."""
+    """Changes the graph where a loss looks at the labels of the whole batch.
+
+    Raises:
+      LossStructureError: if the loss makes numbers of texts, which fails in a step.
+    """
     _keep_candidates_apart(loss)
     for op in ancestors([loss]):
+        if op.type == "Cast" and op.inputs[0].dtype == tf.string:
+            raise LossStructureError(
+                f"The loss reads texts as numbers: {op.name!r} casts texts to "
+                f"{op.outputs[0].dtype.name}, and TensorFlow cannot. Give the number "
+                "of each label's class: classes, y = np.unique(y, "
+                "return_inverse=True); or make numbers of texts by a "
+                "tf.keras.layers.StringLookup."
+            )
         labels = _converted(op)
         if labels is None:
             continue

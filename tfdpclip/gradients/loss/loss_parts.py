@@ -21,7 +21,7 @@ from tfdpclip.gradients.flows.flow import DATA, PUBLIC, SIZE
 from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.known import static_number
 from tfdpclip.gradients.loss import loss_checks, size_uses
-from tfdpclip.gradients.loss.advice import CTC, FIX, PER_EXAMPLE, of_structure, uses_ctc
+from tfdpclip.gradients.loss.advice import FIX, PER_EXAMPLE, of_structure
 from tfdpclip.gradients.loss.loss_checks import BY_BATCH
 from tfdpclip.gradients.loss.misplaced_weights import refuse_weights
 from tfdpclip.gradients.loss.padding import any_present, weights_mask
@@ -357,16 +357,13 @@ class _Walker:
         self.visit(top, scale.divide(bottom, self._power(bottom, op)))
 
     def _refuse_scale(self, op, factor):
-        advice = (
-            CTC
-            if uses_ctc(op.graph)
-            else "Divide by a constant, or " + PER_EXAMPLE + FIX
-        )
         raise LossStructureError(
             f"The loss is scaled by {factor.name!r} in {op.name!r}, which depends on "
             "the data of the whole batch (a mean over the unmasked entries of a batch "
             "does this): each example's gradient would depend on the others. "
-            + advice
+            "Divide by a constant, or "
+            + PER_EXAMPLE
+            + FIX
             + see("losses-that-divide-by-the-batch")
         )
 

@@ -157,7 +157,8 @@ def find_state_reads(
         if op in seen:
             continue
         seen.add(op)
-        for handle in _read_by(op):
+        for handle in _handles_for(op, ops.READS):
+            handle = origins.handle_in(graph, handle)
             root = origins.captured_from(handle)
             if flows.is_trained(handle) and id(root) not in trained:
                 trained.add(id(root))
@@ -304,11 +305,6 @@ def _handles_for(op: tf.Operation, kind: frozenset[str]) -> Iterable[tf.Tensor]:
             continue
         if not kind.isdisjoint(origins.handle_users(op, index)):
             yield handle
-
-
-def _read_by(op: tf.Operation) -> Iterable[tf.Tensor]:
-    for handle in _handles_for(op, ops.READS):
-        yield origins.first_handle(handle)
 
 
 def _writers(graph) -> dict[int, tuple[list[tf.Operation], tf.Tensor | None]]:

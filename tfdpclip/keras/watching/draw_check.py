@@ -13,7 +13,11 @@ from tfdpclip._docs import see
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.keras import _compat
-from tfdpclip.keras.loss_shapes import refuse_misfit
+from tfdpclip.keras.loss_shapes import (
+    refuse_misfit,
+    refuse_texts,
+    refuse_unknown_ids,
+)
 from tfdpclip.keras.watching.executions import runs_eagerly
 from tfdpclip.keras.watching.step_history import history_of
 from tfdpclip.sampling.base import SamplingScheme
@@ -96,11 +100,14 @@ class DrawCheck:
             rows.
 
         Raises:
-          ValueError: if weights of the batches fit no losses of the model.
+          ValueError: if weights of the batches fit no losses of the model, or if
+            a record has a text, a class or an id on which a step would fail.
         """
         if self.drawer is None:
             return 0
+        refuse_texts(model, self.drawer.specs)
         refuse_misfit(model, self.drawer.specs)
+        refuse_unknown_ids(model, self.drawer.arrays)
         # XLA compiles a step again for every number of rows, so batches get one of few
         # sizes there. A user's own training function may use XLA, too. Eager code sees
         # the number of rows as a static shape, which is taken to be public. Where a

@@ -1,0 +1,248 @@
+"""Texts and numbers on which a step would fail are errors before any draw.
+
+A failure in the middle of a run tells that the record was drawn.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdpclip as dpc
+from tests.keras.helpers import L
+from tests.stack import KERAS_3
+from tfdpclip.gradients import LossStructureError, per_example_norms
+from tfdpclip.keras import PerExampleLoss, loss_shapes
+
+COUNT = 60
+X = np.random.default_rng(0).normal(size=(COUNT, 3)).astype("float32")
+CLASSES = np.arange(COUNT) % 3
+TEXTS = np.array(["cat", "dog", "eel"])[CLASSES]
+CROSSENTROPY = tf.keras.losses.SparseCategoricalCrossentropy
+
+
+def one_output(units=3):
+    return tf.keras.Sequential([tf.keras.Input((3,)), L.Dense(units)])
+
+
+def two_outputs():
+    x = tf.keras.Input((3,))
+    return tf.keras.Model(
+        x, {"a": L.Dense(3, name="a")(x), "b": L.Dense(1, name="b")(x)}
+    )
+
+
+def of_ids(layer):
+    return tf.keras.Sequential(
+        [tf.keras.Input((2,), dtype="int32"), layer, L.Flatten(), L.Dense(1)]
+    )
+
+
+class Subclass(tf.keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.last = L.Dense(3)
+
+    def call(self, x, training=False):
+        return self.last(x)
+
+
+def difference(y, prediction):
+    return tf.reduce_sum(tf.square(y[:, tf.newaxis] - prediction), axis=-1)
+
+
+def frame_of(data, labels):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": data[:, 0], "b": data[:, 1], "c": data[:, 2]})
+    return frame, pandas.Series(labels).astype("category")
+
+
+def fit(data, model, loss, **options):
+    plan = dpc.keras.PrivacyPlan(8, 1e-3, examples=COUNT, batch_size=20, epochs=1)
+    optimizer = plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0)
+    model.compile(optimizer, loss, **options)
+    batches = plan.batches(data)
+    try:
+        model.fit(batches, verbose=0, callbacks=plan.callbacks)
+    except Exception:
+        assert batches.next_step == 0  # No draw.
+        raise
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (X, TEXTS),
+        (X, TEXTS.astype(object)),
+        (X, list(TEXTS)),
+        list(zip(X, TEXTS, strict=True)),
+        tf.data.Dataset.from_tensor_slices((X, TEXTS)),
+        "frame",
+    ],
+    ids=["array", "objects", "list", "list of records", "pipeline", "frame"],
+)
+def test_texts_as_labels_of_numbers_are_an_error_before_a_draw(data):
+    data = frame_of(X, TEXTS) if isinstance(data, str) else data
+    match = r"y holds texts, and loss .*classes, y = np.unique\(y.*StringLookup"
+    with pytest.raises(ValueError, match=match):
+        fit(data, one_output(1), "mse")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "mse",
+        "sparse_categorical_crossentropy",
+        CROSSENTROPY(from_logits=True),
+        PerExampleLoss("sparse_categorical_crossentropy"),
+        difference,
+    ],
+    ids=["mse", "name", "Loss", "PerExampleLoss", "function"],
+)
+@pytest.mark.parametrize("make", [one_output, Subclass])
+def test_texts_are_refused_for_every_loss_that_takes_numbers(make, loss):
+    model = make()
+    model.compile("sgd", loss)
+    batches = dpc.sampling.Poisson(0.5).batches((X, TEXTS))
+    with pytest.raises(ValueError, match="y holds texts, and loss"):
+        loss_shapes.refuse_texts(model, batches._drawer.specs)
+
+
+def test_a_loss_that_reads_texts_is_not_refused():
+    def length(y, prediction):
+        lengths = tf.cast(tf.strings.length(y), tf.float32)
+        return tf.square(lengths - prediction[:, 0])
+
+    model = one_output(1)
+    model.compile("sgd", length)
+    batches = dpc.sampling.Poisson(0.5).batches((X, TEXTS))
+    loss_shapes.refuse_texts(model, batches._drawer.specs)
+
+
+def test_the_column_of_several_labels_is_named():
+    model = two_outputs()
+    model.compile("sgd", {"a": CROSSENTROPY(from_logits=True), "b": "mse"})
+    y = {"a": TEXTS, "b": CLASSES.astype("float32")}
+    batches = dpc.sampling.Poisson(0.5).batches((X, y))
+    with pytest.raises(ValueError, match=r"y\['a'\] holds texts"):
+        loss_shapes.refuse_texts(model, batches._drawer.specs)
+    with pytest.raises(ValueError, match=r"y\['a'\] holds the class 3, .*3 outputs"):
+        loss_shapes.refuse_unknown_ids(model, (X, {**y, "a": CLASSES + 1}))
+    loss_shapes.refuse_unknown_ids(model, (X, {**y, "a": CLASSES}))
+
+
+def test_texts_as_inputs_of_numbers_are_refused_by_name():
+    match = r"x holds texts, and input .* takes numbers.*StringLookup"
+    with pytest.raises(ValueError, match=match):
+        fit((np.stack([TEXTS] * 3, 1), X[:, :1]), one_output(1), "mse")
+
+
+def test_a_step_of_ones_own_that_makes_numbers_of_texts_is_named():
+    table = tf.Variable(tf.ones([3, 1]))
+
+    @tf.function
+    def step(x, y):
+        losses = tf.square(tf.cast(y, tf.float32) - (x @ table)[:, 0])
+        return per_example_norms(losses, [table])
+
+    with pytest.raises(LossStructureError, match=r"reads texts as numbers.*np.unique"):
+        step.get_concrete_function(tf.constant(X), tf.constant(TEXTS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pipeline", [False, True])
+def test_the_lines_of_that_error_train(pipeline):
+    classes, y = np.unique(TEXTS, return_inverse=True)
+    data = (X, y)
+    if pipeline:
+        lookup = L.StringLookup(vocabulary=classes, num_oov_indices=0)
+        data = tf.data.Dataset.from_tensor_slices((X, TEXTS))
+        data = data.map(lambda x, y: (x, lookup(y)))
+    fit(data, one_output(), CROSSENTROPY(from_logits=True))
+
+
+def with_one(value, dtype="int32"):
+    labels = CLASSES.astype(dtype)
+    labels[7] = value
+    return labels
+
+
+OUT_OF_RANGE = [(3, "int32"), (-1, "int64"), (255, "uint8"), (np.nan, "float32")]
+
+
+def test_a_class_without_an_output_is_an_error_before_a_draw():
+    match = "y holds the class 3, .*3 outputs, for classes 0 to 2.*np.unique"
+    with pytest.raises(ValueError, match=match):
+        fit((X, with_one(3)), one_output(), CROSSENTROPY(from_logits=True))
+
+
+@pytest.mark.parametrize("value, dtype", OUT_OF_RANGE[:3] if KERAS_3 else OUT_OF_RANGE)
+@pytest.mark.parametrize("axes", [(), (1,)])
+def test_a_class_without_an_output_is_refused(value, dtype, axes):
+    for loss in (CROSSENTROPY(), PerExampleLoss(CROSSENTROPY(from_logits=True))):
+        model = one_output()
+        model.compile("sgd", loss)
+        with pytest.raises(ValueError, match="y holds the class"):
+            labels = with_one(value, dtype).reshape(-1, *axes)
+            loss_shapes.refuse_unknown_ids(model, (X, labels))
+        good = CLASSES.astype(dtype).reshape(-1, *axes)
+        loss_shapes.refuse_unknown_ids(model, (X, good))
+
+
+def test_a_class_without_an_output_is_found_for_tokens_and_for_pictures():
+    for shape in ((4,), (4, 5)):
+        model = tf.keras.Sequential([tf.keras.Input((*shape, 2)), L.Dense(3)])
+        model.compile("sgd", CROSSENTROPY())
+        labels = np.zeros((COUNT, *shape), int)
+        loss_shapes.refuse_unknown_ids(model, (None, labels))
+        labels[5, ..., -1] = 3
+        with pytest.raises(ValueError, match="y holds the class 3"):
+            loss_shapes.refuse_unknown_ids(model, (None, labels))
+
+
+@pytest.mark.parametrize("ignored", [-1, 255])
+def test_an_ignored_class_is_no_class_without_an_output(ignored):
+    model = one_output()
+    loss = CROSSENTROPY(from_logits=True, ignore_class=ignored)
+    model.compile("sgd", PerExampleLoss(loss))
+    loss_shapes.refuse_unknown_ids(model, (X, with_one(ignored)))
+    labels = with_one(ignored)
+    labels[9] = 3
+    with pytest.raises(ValueError, match="y holds the class 3"):
+        loss_shapes.refuse_unknown_ids(model, (X, labels))
+
+
+@pytest.mark.parametrize("loss", ["mse", "hinge", "poisson", "binary_crossentropy"])
+def test_losses_of_all_numbers_refuse_none(loss):
+    model = one_output(1)
+    model.compile("sgd", loss)
+    for value, dtype in OUT_OF_RANGE:
+        loss_shapes.refuse_unknown_ids(model, (X, with_one(value, dtype)))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    # Keras 3 leaves out ids that CategoryEncoding has no entry for.
+    [L.Embedding(5, 2)] + [L.CategoryEncoding(5, "multi_hot")] * (not KERAS_3),
+    ids=lambda layer: type(layer).__name__,
+)
+def test_an_id_without_an_entry_is_refused(layer):
+    model = of_ids(layer)
+    model.compile("sgd", "mse")
+    ids = np.arange(2 * COUNT).reshape(COUNT, 2) % 5
+    y = np.zeros(COUNT, "float32")
+    loss_shapes.refuse_unknown_ids(model, (ids, y))
+    ids[9, 1] = 5
+    with pytest.raises(ValueError, match=r"x holds the id 5, .*x.clip\(0, input_dim"):
+        loss_shapes.refuse_unknown_ids(model, (ids, y))
+
+
+def test_an_id_without_an_entry_is_an_error_before_a_draw():
+    ids = np.full((COUNT, 2), 5)
+    with pytest.raises(ValueError, match="x holds the id 5"):
+        fit((ids, np.zeros(COUNT)), of_ids(L.Embedding(5, 2)), "mse")
+
+
+def test_records_that_a_function_changes_are_not_judged_by_their_first_numbers():
+    batches = dpc.sampling.Poisson(0.5).batches((X, CLASSES + 1))
+    mapped = batches.map(lambda x, y: (x, y - 1))
+    assert mapped._drawer.arrays is None and mapped._arrays is None

@@ -59,7 +59,7 @@ def attack_bounds(
     2022, arXiv 1905.02383; Zhu, Dong and Wang 2022, arXiv 2106.08567), in the worse
     order of both neighbours. They are never above what one epsilon and delta of the
     same run imply (`attack_bounds_of`), and mostly far below. Let d be the sum of the
-    deltas of all `AdditiveDeltaDpEvent`s: the profile of the run is at most d above the
+    deltas of events of `AdditiveDeltaDpEvent`: the profile is at most d above the
     profile of the remaining events, so a test with false positive rate q finds at most
     power(q + d) + d, with the power of the best test on the remaining events.
 

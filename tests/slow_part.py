@@ -32,7 +32,7 @@ from driver_kit import command_line
 
 PARTS = 23
 MOST = 12
-ALWAYS = {"tests/readme_test.py"}
+ALWAYS = {"tests/readme_test.py", "tests/notebooks_test.py"}
 # In no part, as they take over five minutes: `make test-all` has them.
 LONG = ("tests/keras/step_memory_test.py::test_the_estimate_holds_for_models[True-",)
 ROOT = pathlib.Path(__file__).resolve().parents[1]

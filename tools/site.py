@@ -4,7 +4,8 @@
 each public package is made from its `__all__`, with each name's docstring; a public
 name, or a public method of one, that has no docstring is an error. Pages of the
 repository's root (CHANGELOG.md and others) are taken in with their links turned. In all
-pages, what is written `dpc.keras.DPSGD` becomes a link to the reference.
+pages, what is written `dpc.keras.DPSGD` becomes a link to the reference. Notebooks are
+read as pages in Markdown, with the outputs that their files hold.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import enum
 import importlib
 import inspect
+import json
 import pathlib
 import re
 from collections.abc import Iterator
@@ -219,6 +221,33 @@ def write_pages(docs: pathlib.Path) -> None:
             path.write_text(text, encoding="utf-8")
 
 
+def notebook_page(text: str) -> str:
+    """A notebook's file as a page in Markdown: texts, code, and printed outputs.
+
+    >>> code = {"cell_type": "code", "source": ["print(1)"], "outputs": [
+    ...     {"output_type": "stream", "text": ["1\\n"]}]}
+    >>> print(notebook_page(json.dumps({"cells": [code]})))
+    ```python
+    print(1)
+    ```
+    <BLANKLINE>
+    ````text
+    1
+    ````
+    """
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        printed = "".join("".join(output["text"]) for output in cell["outputs"])
+        if printed:
+            parts.append(f"````text\n{printed.rstrip()}\n````")
+    return "\n\n".join(parts)
+
+
 def find_home(text: str, placed: dict[str, str]) -> str | None:
     """The home of what code in a page names, if it is a public name or a method of one.
 
@@ -274,6 +303,7 @@ def _without_bars(line: str) -> str:
 def setup(app: Any) -> dict[str, Any]:
     """Makes this module an extension of Sphinx."""
     from docutils import nodes
+    from myst_parser.parsers.sphinx_ import MystParser
     from pygments.lexers.special import TextLexer
     from sphinx import addnodes
     from sphinx.domains.python import PyObject
@@ -325,7 +355,16 @@ def setup(app: Any) -> dict[str, Any]:
         )
         lines[:] = found.lines()
 
+    class NotebookParser(MystParser):
+        supported = ("notebook",)
+
+        def parse(self, inputstring, document):
+            super().parse(notebook_page(inputstring), document)
+
     app.setup_extension("sphinx.ext.autodoc")
+    app.setup_extension("myst_parser")
+    app.add_source_suffix(".ipynb", "notebook")
+    app.add_source_parser(NotebookParser)
     app.connect("autodoc-process-docstring", process)
     app.add_role("name", name_role)
     app.add_lexer("csv", TextLexer)

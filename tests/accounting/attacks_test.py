@@ -114,6 +114,37 @@ def test_a_statement_says_them_beside_those_of_its_epsilon():
     assert content["advantage"] == statement.attacks.advantage
 
 
+def test_a_vocabulary_adds_its_delta_to_what_attacks_find():
+    """The best test, if a value of the record is released with probability t."""
+    z, delta = 2.0, 0.01
+    t = -math.expm1(-delta)
+    found = accounting.attack_bounds(
+        sampling.ThresholdedCounts(delta).event(z, 1), _RATES
+    )
+    rates = np.array(_RATES)
+    best = (1 - t) * stats.norm.sf(stats.norm.isf(rates) - 1 / z) + t
+    assert np.all(found.true_positive_rates >= best)
+    # The reverse: what a test says of the data without the record is mixed.
+    reverse = stats.norm.sf(stats.norm.isf(np.minimum(1, rates / (1 - t))) - 1 / z)
+    assert np.all(found.true_positive_rates >= reverse)
+    slope = np.exp(stats.norm.isf(rates) / z)
+    assert np.all(found.true_positive_rates <= best + delta * (1 + slope))
+    total_variation = 2 * stats.norm.cdf(1 / (2 * z)) - 1
+    assert found.advantage == pytest.approx(total_variation + delta, rel=1e-9)
+
+
+def test_statistics_and_training_have_the_bounds_of_their_whole_privacy_loss():
+    ledger = accounting.Ledger(delta=1e-6)
+    ledger.begin(noise_multiplier=14.0, sampling=sampling.ThresholdedCounts(3e-8))
+    ledger.record(2)
+    ledger.begin(noise_multiplier=2.2, sampling=sampling.Poisson(0.05), change=True)
+    ledger.record(300)
+    found = ledger.statement()
+    alone = accounting.attack_bounds_of(found.epsilon, 1e-6)
+    assert found.attacks.advantage < alone.advantage / 3
+    assert found.attacks.true_positive_rates[0] < alone.true_positive_rates[0]
+
+
 def test_of_moments_a_statement_says_what_its_epsilon_implies():
     ledger = accounting.Ledger(delta=1e-5, accountant="rdp")
     ledger.begin(noise_multiplier=1.0, sampling=sampling.Poisson(0.01))

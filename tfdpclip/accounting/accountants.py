@@ -33,7 +33,7 @@ def epsilon(
       coarseness: Above 1 for a cheaper upper bound, if the accountant has any.
     """
     _arguments.choice("accountant", accountant, ACCOUNTANTS)
-    leaves, thresholds = _without_thresholds(events.leaves(event))
+    leaves, thresholds = without_thresholds(events.leaves(event))
     delta -= thresholds
     if delta <= 0:
         return math.inf
@@ -63,7 +63,7 @@ def quick_coarseness(event: dp_accounting.DpEvent, accountant: str) -> float:
       event: Any composition of elementary events.
       accountant: One of `ACCOUNTANTS`.
     """
-    leaves, _ = _without_thresholds(events.leaves(event))
+    leaves, _ = without_thresholds(events.leaves(event))
     if accountant != "pld" or not leaves or not all(map(_pld.noise_multiplier, leaves)):
         return 1.0
     return _pld.coarseness_of(leaves, _QUICK_CELLS)
@@ -78,7 +78,7 @@ def delta(event: dp_accounting.DpEvent, epsilon: float, accountant: str) -> floa
       accountant: One of `ACCOUNTANTS`.
     """
     _arguments.choice("accountant", accountant, ACCOUNTANTS)
-    leaves, thresholds = _without_thresholds(events.leaves(event))
+    leaves, thresholds = without_thresholds(events.leaves(event))
     return min(1.0, thresholds + _delta(leaves, epsilon, accountant))
 
 
@@ -98,7 +98,7 @@ def _delta(leaves, epsilon, accountant):
         return result
 
 
-def _without_thresholds(
+def without_thresholds(
     leaves: Mapping[dp_accounting.DpEvent, int],
 ) -> tuple[dict[dp_accounting.DpEvent, int], float]:
     """Splits off events that only add to delta; returns the rest, and their sum."""

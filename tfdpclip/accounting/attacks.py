@@ -57,8 +57,12 @@ def attack_bounds(
     *Formal guarantees*: the rates are those of the best test between the pair of
     distributions that dominates the run (Neyman and Pearson 1933; Dong, Roth and Su
     2022, arXiv 1905.02383; Zhu, Dong and Wang 2022, arXiv 2106.08567), in the worse
-    order of both neighbours. The rates are never above the bounds that an epsilon and a
-    delta of the same run imply (`attack_bounds_of`), and mostly far below.
+    order of both neighbours. The rates are mostly far below the bounds that an epsilon
+    and a delta of the same run imply (`attack_bounds_of`), and never above without
+    events of `AdditiveDeltaDpEvent`. Let d be the sum of the deltas of these events:
+    the profile is at most d above the profile of the remaining events, so a test with
+    false positive rate q finds at most power(q + d) + d, with the power of the best
+    test on the remaining events.
 
     Args:
       event: the run, from `scheme.event` or `Ledger.event`.
@@ -78,17 +82,19 @@ def attack_bounds(
     """
     events.check_event("event", event)
     rates = _checked(false_positive_rates)
-    leaves = events.leaves(event)
-    if not leaves:
-        return AttackBounds(rates, rates, 0.0)
-    coarseness = accountants.quick_coarseness(event, "pld")
-    return _bounds(tuple(leaves.items()), rates, coarseness)
+    leaves, added = accountants.without_thresholds(events.leaves(event))
+    shifted = tuple(min(1.0, rate + added) for rate in rates)
+    powers, advantage = shifted, 0.0
+    if leaves:
+        coarseness = accountants.quick_coarseness(event, "pld")
+        powers, advantage = _best_test(tuple(leaves.items()), shifted, coarseness)
+    powers = tuple(min(1.0, power + added) for power in powers)
+    return AttackBounds(rates, powers, min(1.0, advantage + added))
 
 
 @functools.lru_cache(maxsize=64)
-def _bounds(events_and_counts: tuple, rates: tuple[float, ...], coarseness: float):
-    powers, advantage = _pld.attacks(dict(events_and_counts), rates, coarseness)
-    return AttackBounds(rates, powers, advantage)
+def _best_test(events_and_counts: tuple, rates: tuple[float, ...], coarseness: float):
+    return _pld.attacks(dict(events_and_counts), rates, coarseness)
 
 
 def attack_bounds_of(

@@ -37,6 +37,10 @@ from tfdpclip.gradients.proof.control_copies import ControlCopies
 from tfdpclip.gradients.proof.isolation_proof import Proof
 
 
+# Ops that return new memory, which a loop may then write into, and the writing ops.
+_MEMORY = set("Empty Fill ZerosLike InplaceAdd InplaceSub InplaceUpdate".split())
+
+
 class OneByOneWarning(UserWarning):
     """The gradients of a model are made one example at a time."""
 
@@ -119,7 +123,10 @@ class ExamplesAlone:
                 self._refuse_data(op)
                 # Integer constants are copied: ops in a new graph may need the value.
                 # Ops on variables are copied: no gradient passes between two graphs.
+                # New memory is copied: the loops of TensorFlow's CTC write into their
+                # first values, which must not be those of the step or of all examples.
                 known = op.type == "Const" and op.outputs[0].dtype.is_integer
+                known = known or op.type in _MEMORY
                 trained = any(
                     t.ref() in handles or flows[t].trained for t in op.outputs
                 )

@@ -150,8 +150,8 @@ def test_gradients_of_ctc_are_those_of_each_example(dynamic):
     expected = one_at_a_time(ctc, [W], X)
     with pytest.warns(UserWarning, match="one example at a time"):
         step = traced(ctc, [W], [X], dynamic)
-    for _ in range(5):
-        assert_matches(step, [W], expected, [X], 1e-3)
+        for _ in range(5):
+            assert_matches(step, [W], expected, [X], 1e-3)
 
 
 def ctc_of_sparse_labels(x):

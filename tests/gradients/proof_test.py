@@ -176,6 +176,28 @@ BY_PLACE = {
     "a range in its order": lambda x, h: ends(
         h * tf.gather(floating(tf.range(count(x))), tf.range(count(x)))[:, tf.newaxis]
     ),
+    "a range with a further axis": lambda x, h: ends(
+        h * tf.expand_dims(floating(tf.range(count(x))), -1)
+    ),
+    "a row of the range": lambda x, h: ends(
+        h * tf.transpose(tf.expand_dims(floating(tf.range(count(x))), 0))
+    ),
+    "a table by the range": lambda x, h: ends(
+        h * tf.gather(P, tf.range(count(x)))[:, tf.newaxis]
+    ),
+    "a column of the range among draws": lambda x, h: ends(
+        h
+        * tf.concat(
+            [
+                floating(tf.range(count(x)))[:, tf.newaxis],
+                tf.random.uniform([count(x), 3]),
+            ],
+            1,
+        )
+    ),
+    "draws behind zeros": lambda x, h: ends(
+        h * tf.concat([tf.zeros([1, 1]), tf.random.uniform([count(x) - 1, 1])], 0)
+    ),
     "a counter": lambda x, h: ends(of_each(h, lambda i, r: r * floating(i))),
     "a branch of a counter": lambda x, h: ends(
         of_each(h, lambda i, r: tf.cond(i < 2, lambda: r, lambda: 2 * r))
@@ -236,6 +258,32 @@ SOUND = {
     ),
     "columns by the step of a loop": lambda x, h: ends(gathered_in_steps(h, 1)),
     "the last axis by the step of a loop": lambda x, h: ends(gathered_in_steps(h, -1)),
+    "a mask that is repeated": lambda x, h: ends(
+        tf.where(
+            tf.tile(tf.linalg.band_part(tf.ones([1, 2, 2]), -1, 0), [count(x), 1, 1])[
+                :, tf.newaxis
+            ]
+            > 0,
+            tf.reshape(h, [-1, 1, 2, 2]),
+            0.0,
+        )
+    ),
+    "positions that are looked up": lambda x, h: ends(
+        h + tf.gather(P, tf.tile(tf.range(4)[tf.newaxis], [count(x), 1]))
+    ),
+    "draws with further axes": lambda x, h: ends(
+        tf.where(
+            tf.random.uniform([count(x)])[:, tf.newaxis, tf.newaxis] < 0.5,
+            tf.reshape(h, [-1, 2, 2]),
+            0.0,
+        )
+    ),
+    "draws side by side": lambda x, h: ends(
+        h
+        * tf.concat(
+            [tf.random.uniform([count(x), 1]), tf.random.normal([count(x), 3])], 1
+        )
+    ),
     "a loop of three steps": lambda x, h: ends(repeatedly(h, 3)),
     "entries by number": lambda x, h: tf.square(
         tf.gather_nd(

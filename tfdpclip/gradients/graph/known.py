@@ -120,6 +120,10 @@ CONSTANT_BY_PLACE = (
 )
 
 
+# Ops whose output has entries of the first input, picked by public numbers.
+_PASSED_ON = ops.SAME_ENTRIES | {"Slice", "StridedSlice"}
+
+
 def rows_alike(tensor: tf.Tensor, axis: int) -> bool:
     """Whether a public tensor treats all positions of an axis alike.
 
@@ -142,18 +146,37 @@ def rows_alike(tensor: tf.Tensor, axis: int) -> bool:
         return value is not None and bool((value == value.take([0], axis)).all())
     if op.type == "Fill" or _draws_alike(op):
         return True
+    if op.type == "ExpandDims":
+        new = static_number(op.inputs[1])
+        if new is None:
+            return False
+        # The axis of length 1 moves every axis in front of it away from the end.
+        behind = new if new < 0 else new - rank
+        return rows_alike(op.inputs[0], axis + 1 if axis < behind else axis)
     if op.type in ("BroadcastTo", "Tile"):
         source = op.inputs[0]
         return (source.shape.rank or 0) < -axis or source.shape[axis] == 1
-    if op.type == "ResourceGather" and not op.get_attr("batch_dims"):
+    if _looks_up(op):
         indices, place = op.inputs[1], rank + axis
         ranked = indices.shape.rank is not None and place < indices.shape.rank
         return ranked and rows_alike(indices, place - indices.shape.rank)
-    if op.type in ops.SAME_ENTRIES and _is_drawn(op.inputs[0]):
+    if op.type in _PASSED_ON and _is_drawn(op.inputs[0]):
         return True
+    if op.type == "ConcatV2":
+        joined = static_number(op.inputs[-1])
+        if joined is None or axis in (joined, joined - rank):
+            return False
+        return all(rows_alike(t, axis) for t in op.inputs[:-1])
     if op.type in ops.ELEMENTWISE and op.inputs:
         return all(rows_alike(t, axis) for t in op.inputs)
     return False
+
+
+def _looks_up(op: tf.Operation) -> bool:
+    """Whether an op gathers rows of a table, for indices of any shape."""
+    if op.type == "GatherV2" and static_number(op.inputs[2]) != 0:
+        return False
+    return op.type in ("GatherV2", "ResourceGather") and not op.get_attr("batch_dims")
 
 
 def _draws_alike(op: tf.Operation) -> bool:
@@ -172,7 +195,7 @@ def _is_drawn(tensor: tf.Tensor) -> bool:
         return True
     if _draws_alike(op):
         return True
-    passed = op.type in ops.SAME_ENTRIES or op.type in ops.ELEMENTWISE
+    passed = op.type in _PASSED_ON or op.type in ops.ELEMENTWISE
     return passed and bool(op.inputs) and all(map(_is_drawn, op.inputs))
 
 

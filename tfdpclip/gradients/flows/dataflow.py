@@ -264,7 +264,8 @@ class Dataflow:
         if op.type in ops.VALUELESS:
             placed = False
         elif chooses_rows(op):
-            placed = inputs[0].placed
+            columns = op.inputs[1].op.inputs[1:] if op.type == "GatherNd" else ()
+            placed = inputs[0].placed or any(self[t].placed for t in columns)
         coupled = next((f.coupled for f in inputs if f.coupled is not None), None)
         constant = op.type in ops.VALUELESS and not any(f.varying for f in inputs)
         if known is _public or isinstance(known, list) or constant:

@@ -13,7 +13,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip.gradients.flows.flow import DATA, Flow, common_layout
+from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, common_layout
+from tfdpclip.gradients.graph.known import CONSTANT_BY_PLACE, rows_alike
 
 
 def transfer(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow | None:
@@ -44,7 +45,19 @@ def transfer(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow | 
     if layout is None or any(flow.axes != kept[0].axes for flow in kept):
         return Flow(DATA, None)
     entries = counts.pop() if len(counts) == 1 else None
-    return dataclasses.replace(kept[0].laid_out(layout), entries=entries)
+    believed = "" if _public_rows_alike(op, inputs, kept[0].axes) else CONSTANT_BY_PLACE
+    result = kept[0].laid_out(layout)
+    return dataclasses.replace(result, entries=entries, obstacle=believed)
+
+
+def _public_rows_alike(op, inputs: list[Flow], axes) -> bool:
+    """Whether public inputs, such as labels, are the same for all examples."""
+    return op.type not in _SIDE_BY_SIDE or all(
+        rows_alike(tensor, axis - tensor.shape.rank)
+        for tensor, flow in zip(op.inputs, inputs, strict=True)
+        for axis in axes
+        if flow.kind == PUBLIC and axis < tensor.shape.rank
+    )
 
 
 def _last(*counts: int) -> Callable:
@@ -148,6 +161,12 @@ def _resized(op, index, rank):
     return combined, {0, 3}
 
 
+# Ops whose inputs all have the axes that count examples.
+_SIDE_BY_SIDE = frozenset(
+    """SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits Cross InTopK
+    InTopKV2 LowerBound UpperBound MatrixSolve MatrixTriangularSolve MatrixSolveLs
+    TridiagonalSolve BandedTriangularSolve""".split()
+)
 _GIVEN_RANGES = frozenset(f"QuantizeAndDequantizeV{n}" for n in (2, 3, 4))
 
 RULES: dict[str, Callable] = {

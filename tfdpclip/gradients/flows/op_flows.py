@@ -348,8 +348,21 @@ def _gather(op, output, inputs, batch_size) -> Flow:
             one = indices.leads and indices.rows == 1 and not indices.minor
             return params if one and takes_every_row(op) else Flow(DATA, None)
         if batch_dims >= 1:
-            return params
+            return _gather_by_row(op, params, indices)
     return Flow(DATA, None)
+
+
+def _gather_by_row(op, params: Flow, indices: Flow) -> Flow:
+    """The flow of a gather in which row i of the indices reads row i of the data."""
+    rank = op.inputs[1].shape.rank
+    if indices.kind == DATA:
+        layout = common_layout([params, indices])
+        alike = indices.axes == (0,) and layout is not None
+        return params.laid_out(layout) if alike else Flow(DATA, None)
+    if rank is None:
+        return Flow(DATA, None)
+    apart = rows_alike(op.inputs[1], -rank)
+    return dataclasses.replace(params, obstacle="" if apart else CONSTANT_BY_PLACE)
 
 
 def _gather_nd(op, output, inputs, batch_size) -> Flow:

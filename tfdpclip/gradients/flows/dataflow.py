@@ -29,6 +29,7 @@ from tfdpclip.gradients.flows.sizes import counted_rows, rows_of_length, size_fl
 from tfdpclip.gradients.graph import ops, origins
 from tfdpclip.gradients.graph.known import (
     chooses_rows,
+    draws_the_same,
     is_pinned,
     pinned_to,
     rows_alike,
@@ -412,7 +413,7 @@ class Dataflow:
         if behind is not None:
             return behind
         if output.shape.rank and output.shape[0] in (None, self.length):
-            placed = op.type in ("Range", "LinSpace")
+            placed = op.type in ("Range", "LinSpace") or draws_the_same(op)
             if op.type in ("BroadcastTo", "Tile"):
                 placed = not rows_alike(output, -output.shape.rank)
             like = counted_rows(op, self.__getitem__)

@@ -52,12 +52,17 @@ def transfer(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow | 
 
 def _public_rows_alike(op, inputs: list[Flow], axes) -> bool:
     """Whether public inputs, such as labels, are the same for all examples."""
-    return op.type not in _SIDE_BY_SIDE or all(
-        rows_alike(tensor, axis - tensor.shape.rank)
-        for tensor, flow in zip(op.inputs, inputs, strict=True)
-        for axis in axes
-        if flow.kind == PUBLIC and axis < tensor.shape.rank
-    )
+    if op.type not in _SIDE_BY_SIDE:
+        return True
+    for index, (tensor, flow) in enumerate(zip(op.inputs, inputs, strict=True)):
+        rank = tensor.shape.rank
+        _, stays = RULES[op.type](op, index, rank)
+        counted = stays.intersection(axes, range(rank))
+        if flow.kind == PUBLIC and not all(
+            rows_alike(tensor, axis - rank) for axis in counted
+        ):
+            return False
+    return True
 
 
 def _last(*counts: int) -> Callable:

@@ -151,9 +151,24 @@ def rows_alike(tensor: tf.Tensor, axis: int) -> bool:
         return ranked and rows_alike(indices, place - indices.shape.rank)
     if op.type in ops.SAME_ENTRIES and _is_drawn(op.inputs[0]):
         return True
+    if op.type in ("Reshape", "ExpandDims", "Squeeze"):
+        source = op.inputs[0]
+        before = _same_axis(source.shape, tensor.shape, rank + axis)
+        return before is not None and rows_alike(source, before - source.shape.rank)
     if op.type in ops.ELEMENTWISE and op.inputs:
         return all(rows_alike(t, axis) for t in op.inputs)
     return False
+
+
+def _same_axis(before: tf.TensorShape, after: tf.TensorShape, axis: int) -> int | None:
+    """The axis of a tensor that a reshape leaves whole, by static shapes."""
+    if not (before.is_fully_defined() and after.is_fully_defined()):
+        return None
+    wanted = after[axis], math.prod(after[axis + 1 :])
+    for found, length in enumerate(before):
+        if (length, math.prod(before[found + 1 :])) == wanted:
+            return found
+    return None
 
 
 def _draws_alike(op: tf.Operation) -> bool:
@@ -162,7 +177,24 @@ def _draws_alike(op: tf.Operation) -> bool:
         return all(t.shape.rank == 0 for t in op.inputs[1:])
     if not op.type.startswith(ops.SEEDED_DRAWS) or "Shuffle" in op.type:
         return False
+    if draws_the_same(op):
+        return False
     return all(t.shape.rank == 0 for t in op.inputs if t.dtype.is_floating)
+
+
+def draws_the_same(op: tf.Operation) -> bool:
+    """Whether an op draws with a constant seed: each place has one number for ever."""
+    if not op.type.startswith(ops.SEEDED_DRAWS):
+        return False
+    pending, seen = list(op.inputs[1:]), set()
+    while pending:
+        before = pending.pop().op
+        if not before.inputs and before.type not in ("Const", "StatelessRandomGetAlg"):
+            return False
+        if before not in seen:
+            seen.add(before)
+            pending += before.inputs
+    return True
 
 
 def _is_drawn(tensor: tf.Tensor) -> bool:

@@ -172,7 +172,7 @@ def _refuse_read_twice(dataset: tf.data.Dataset) -> None:
         ways = [{steps[s] for s in steps.keys() - common} for steps in (one, other)]
         if zips:
             moved = set.union(*ways) & (_CHOOSES | _REORDERS) - {"TakeDataset"}
-            wrong = moved or _REORDERS.intersection(one[s] for s in common)
+            wrong = bool(moved or _REORDERS.intersection(one[s] for s in common))
         else:
             wrong = not all(_CHOOSES & way for way in ways)
         if wrong:

@@ -222,6 +222,9 @@ BY_ROWS_OF_CONSTANTS = {
     "an entry by a place in the data": lambda x, h: entries_at(
         h, (tf.argmax(h, 1, output_type=tf.int32) + numbers(x)) % 4
     ),
+    "hot labels by a range": lambda x, h: tf.nn.softmax_cross_entropy_with_logits(
+        tf.one_hot(numbers(x), 4), h
+    ),
     "labels": lambda x, h: tf.nn.sparse_softmax_cross_entropy_with_logits(
         numbers(x), h
     ),
@@ -325,6 +328,9 @@ SOUND = {
     ),
     "the same label": lambda x, h: tf.nn.sparse_softmax_cross_entropy_with_logits(
         tf.zeros([count(x)], tf.int32), h
+    ),
+    "the same hot label": lambda x, h: tf.nn.softmax_cross_entropy_with_logits(
+        tf.one_hot(tf.zeros([count(x)], tf.int32), 4), h
     ),
     "one distribution": lambda x, h: tf.nn.softmax_cross_entropy_with_logits(
         tf.tile(tf.nn.softmax(P[tf.newaxis, :4]), [count(x), 1]), h

@@ -151,6 +151,8 @@ def rows_alike(tensor: tf.Tensor, axis: int) -> bool:
         return ranked and rows_alike(indices, place - indices.shape.rank)
     if op.type in ops.SAME_ENTRIES and _is_drawn(op.inputs[0]):
         return True
+    if op.type == "OneHot" and op.get_attr("axis") == -1 and axis < -1:
+        return rows_alike(op.inputs[0], axis + 1)
     if op.type in ("Reshape", "ExpandDims", "Squeeze"):
         source = op.inputs[0]
         before = _same_axis(source.shape, tensor.shape, rank + axis)

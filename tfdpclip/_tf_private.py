@@ -407,6 +407,16 @@ def inputs_of(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     return dataset._inputs()
 
 
+def ops_of_functions(dataset: tf.data.Dataset) -> list[str]:
+    """The kinds of all ops in the functions of a step, and in their own functions."""
+    found: list[str] = []
+    for wrapper in dataset._functions():
+        content = wrapper.function.graph.as_graph_def()
+        nodes = [content.node, *(f.node_def for f in content.library.function)]
+        found += [node.op for part in nodes for node in part]
+    return found
+
+
 def has_records_by_index(dataset: tf.data.Dataset) -> bool:
     """Whether `slices_at` and `record_of` know all steps of a pipeline."""
     kind = type(dataset).__name__

@@ -204,6 +204,105 @@ BY_PLACE = {
     ),
 }
 
+TABLE = tf.constant(np.arange(16).reshape(4, 4) / 8 - 1, tf.float32)
+FOURTH = tf.constant([[0], [1], [2], [3]])
+
+
+def numbers(x):
+    return tf.range(count(x)) % 4
+
+
+def images(h):
+    return tf.reshape(h, [-1, 2, 2, 1])
+
+
+def entries_at(h, columns):
+    return tf.square(tf.gather_nd(h, tf.stack([tf.range(count(h)), columns], 1)))
+
+
+#: By a public tensor that has a row for each place in the batch.
+BY_ROWS_OF_CONSTANTS = {
+    "a gathered entry": lambda x, h: ends(tf.gather(h, FOURTH, axis=1, batch_dims=1)),
+    "a gathered entry by a range": lambda x, h: ends(
+        tf.gather(h, numbers(x)[:, tf.newaxis], axis=1, batch_dims=1)
+    ),
+    "a gathered entry in a loop": lambda x, h: ends(
+        tf.ensure_shape(
+            tf.while_loop(
+                lambda i, _: i < 2,
+                lambda i, t: (
+                    i + 1,
+                    t + tf.gather(h, (FOURTH + i) % 4, axis=1, batch_dims=1),
+                ),
+                [0, tf.zeros_like(h)],
+            )[1],
+            h.shape,
+        )
+    ),
+    "an entry by number": lambda x, h: entries_at(h, numbers(x)),
+    "an entry by a constant": lambda x, h: entries_at(h, FOURTH[:, 0]),
+    "an entry by a place in the data": lambda x, h: entries_at(
+        h, (tf.argmax(h, 1, output_type=tf.int32) + numbers(x)) % 4
+    ),
+    "hot labels by a range": lambda x, h: tf.nn.softmax_cross_entropy_with_logits(
+        tf.one_hot(numbers(x), 4), h
+    ),
+    "labels": lambda x, h: tf.nn.sparse_softmax_cross_entropy_with_logits(
+        numbers(x), h
+    ),
+    "hot labels": lambda x, h: tf.nn.softmax_cross_entropy_with_logits(tf.eye(4), h),
+    "targets": lambda x, h: ends(h) * floating(tf.math.in_top_k(FOURTH[:, 0], h, 2)),
+    "a solver": lambda x, h: ends(
+        tf.linalg.solve(
+            tf.eye(2) + tf.reshape(TABLE, [4, 2, 2]), tf.reshape(h, [-1, 2, 2])
+        )[:, 0]
+    ),
+    "a cross product": lambda x, h: ends(tf.linalg.cross(h[:, :3], TABLE[:, :3])),
+    "sorted lists": lambda x, h: ends(h * floating(tf.searchsorted(TABLE, h))),
+    "a further column": lambda x, h: tf.reduce_prod(tf.concat([h, TABLE], 1), 1),
+    "a stacked column": lambda x, h: tf.reduce_prod(
+        tf.stack([h[:, 0], TABLE[:, 1]], 1), 1
+    ),
+    "a stacked range": lambda x, h: tf.reduce_prod(
+        tf.stack([h[:, 0], floating(numbers(x))], 1), 1
+    ),
+    "a diagonal that is set": lambda x, h: tf.reduce_sum(
+        tf.reduce_prod(tf.linalg.set_diag(tf.tile(h[:, :, None], [1, 1, 4]), TABLE), 1),
+        1,
+    ),
+    "moved images": lambda x, h: ends(
+        tf.reshape(
+            tf.raw_ops.ImageProjectiveTransformV3(
+                images=images(h),
+                transforms=tf.concat([TABLE, tf.zeros([4, 4])], 1),
+                output_shape=[2, 2],
+                fill_value=0.0,
+                interpolation="BILINEAR",
+            ),
+            [-1, 4],
+        )
+    ),
+    "draws of a constant seed": lambda x, h: ends(
+        h * tf.random.stateless_uniform(tf.shape(h), [1, 2])
+    ),
+    "examples as channels": lambda x, h: ends(
+        tf.transpose(
+            tf.compat.v1.nn.fused_batch_norm(
+                tf.transpose(h)[:, None, None],
+                *(tf.abs(W[i]) for i in range(4)),
+                is_training=False,
+            )[0][:, 0, 0]
+        )
+    ),
+}
+#: For a batch of four.
+BY_DIAGONALS = {
+    "a diagonal by letters": lambda x, h: tf.square(tf.einsum("bb->b", h)),
+    "a diagonal by letters beside others": lambda x, h: ends(
+        tf.einsum("bbk->bk", h[:, :, None] * P[:2])
+    ),
+}
+
 #: Of others in the batch.
 BY_OTHERS = {
     "the example before": lambda x, h: ends(
@@ -240,6 +339,35 @@ BY_OTHERS = {
 }
 
 SOUND = {
+    "a gathered entry by the data": lambda x, h: ends(
+        tf.gather(h, tf.cast(h > 0, tf.int32), axis=1, batch_dims=1)
+    ),
+    "entries of the same number": lambda x, h: ends(
+        tf.gather(h, tf.fill([count(x), 1], 2), axis=1, batch_dims=1)
+    ),
+    "labels of the data": lambda x, h: tf.nn.sparse_softmax_cross_entropy_with_logits(
+        tf.argmax(x, 1), h
+    ),
+    "the same label": lambda x, h: tf.nn.sparse_softmax_cross_entropy_with_logits(
+        tf.zeros([count(x)], tf.int32), h
+    ),
+    "the same hot label": lambda x, h: tf.nn.softmax_cross_entropy_with_logits(
+        tf.one_hot(tf.zeros([count(x)], tf.int32), 4), h
+    ),
+    "one distribution": lambda x, h: tf.nn.softmax_cross_entropy_with_logits(
+        tf.tile(tf.nn.softmax(P[tf.newaxis, :4]), [count(x), 1]), h
+    ),
+    "one sorted list": lambda x, h: ends(
+        h
+        * floating(tf.reshape(tf.searchsorted(TABLE[0], tf.reshape(h, [-1])), [-1, 4]))
+    ),
+    "a column of ones": lambda x, h: ends(tf.concat([h, tf.ones([count(x), 1])], 1)),
+    "a column of a variable": lambda x, h: ends(
+        tf.concat([h, tf.repeat(P[tf.newaxis, :2], count(x), axis=0)], 1)
+    ),
+    "draws of a seed that changes": lambda x, h: ends(
+        h * tf.random.stateless_uniform(tf.shape(h), tf.cast(P[:2], tf.int32))
+    ),
     "a network": lambda x, h: ends(h),
     "a mean": lambda x, h: tf.reduce_mean(ends(h)),
     "a sum by the size": lambda x, h: tf.reduce_sum(ends(h)) / floating(count(x)),
@@ -314,6 +442,17 @@ def test_the_number_of_examples_is_no_part_of_a_proof(name):
 @pytest.mark.parametrize("name", BY_PLACE)
 def test_nor_is_a_place_in_the_batch(name, rows):
     assert judged(BY_PLACE[name], rows) != "proven"
+
+
+@pytest.mark.parametrize("rows", [NONE, FOUR])
+@pytest.mark.parametrize("name", BY_ROWS_OF_CONSTANTS)
+def test_nor_are_rows_of_public_tensors(name, rows):
+    assert judged(BY_ROWS_OF_CONSTANTS[name], rows) != "proven"
+
+
+@pytest.mark.parametrize("name", BY_DIAGONALS)
+def test_nor_are_diagonals_over_the_examples(name):
+    assert judged(BY_DIAGONALS[name], FOUR) != "proven"
 
 
 @pytest.mark.parametrize("rows", [NONE, FOUR])

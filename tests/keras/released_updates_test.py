@@ -93,7 +93,14 @@ class BesideAMetric(Step):
         super().step(x)
 
 
+class ReadsSmallConstants(Step):
+    def gradient(self, x):
+        kernel = tf.constant(np.arange(16.0).reshape(4, 4), tf.float32)
+        return super().gradient(x) * tf.ones([3, 6]) + tf.reduce_mean(kernel)
+
+
 OF_RELEASES = [
+    ReadsSmallConstants,
     Step,
     InAFunction,
     InTurns,
@@ -107,6 +114,26 @@ OF_RELEASES = [
 class ReadsRecords(Step):
     def gradient(self, x):
         return super().gradient(x) + tf.reduce_mean(x)
+
+
+class ReadsTheirMean(Step):
+    """Feature matching with a mean of all records, which is computed before."""
+
+    mean = np.random.default_rng(0).random([3, 6]).astype("float32")
+
+    def gradient(self, x):
+        return super().gradient(x) + self.mean
+
+
+class ReadsTheirMeanOutside(ReadsTheirMean):
+    def __init__(self):
+        super().__init__()
+        self.mean = tf.constant(self.mean)
+
+
+class ReadsTheirMeanInAFunction(ReadsTheirMean):
+    def step(self, x):
+        tf.function(super().step)(x)
 
 
 class ReadsThemInAFunction(Step):
@@ -226,6 +253,9 @@ class ReadsAFile(Step):
 
 
 OF_DATA = [
+    ReadsTheirMean,
+    ReadsTheirMeanOutside,
+    ReadsTheirMeanInAFunction,
     ReadsRecords,
     ReadsThemInAFunction,
     ReadsAMetric,

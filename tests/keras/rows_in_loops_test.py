@@ -303,3 +303,52 @@ class TestStepsOfALedger:
         ledger = self._ledger(data)
         self._train(made, ledger, data.take(5))
         assert ledger.steps == 5
+
+    @pytest.mark.parametrize(
+        "scheme",
+        [sampling.RandomAllocation(6), sampling.ShuffledEpochs(10, RECORDS)],
+        ids=["allocation", "shuffled"],
+    )
+    def test_draws_of_an_epoch_that_are_left_out_are_counted(self, scheme):
+        data = scheme.batches(np.ones((RECORDS, 1), "float32"))
+        steps = data.steps_per_epoch
+        ledger = self._ledger(data)
+        for number, _ in enumerate(data.repeat(2)):
+            if number % 2 == 0:
+                with ledger.step():
+                    pass
+        assert ledger.steps == steps
+        # The run came as far as the last step but one of the second epoch.
+        whole = accounting.epsilon(1.0, 2 * steps - 1, data.scheme, 1e-5)
+        assert ledger.epsilon() == pytest.approx(whole)
+
+    def test_a_run_begins_an_epoch_after_elements_were_looked_at(self):
+        data = sampling.ShuffledEpochs(10, RECORDS).batches(np.ones((RECORDS, 1)))
+        next(iter(data))
+        self._ledger(data)
+        assert data.next_step == data.steps_per_epoch
+
+    def test_elements_that_the_loop_holds_are_no_steps_left_out(self):
+        data = sampling.RandomAllocation(6).batches(np.ones((RECORDS, 1)))
+        ledger = self._ledger(data)
+        for _ in list(data):
+            with ledger.step():
+                pass
+        assert (ledger.steps, ledger.phases[-1].runs) == (6, [6])
+
+    def test_steps_left_out_are_refused_where_noise_is_correlated(self):
+        scheme = sampling.MinSeparation(RECORDS, 10)
+        noise = dpc.correlated.SquareRootToeplitz(2)
+        data = scheme.batches(np.ones((RECORDS, 1)))
+        ledger = accounting.Ledger(delta=1e-5)
+        ledger.begin(noise_multiplier=1.0, sampling=data, noise=noise, horizon=12)
+        elements = iter(data)
+        for _ in range(2):
+            next(elements)
+            with ledger.step():
+                pass
+        next(elements), next(elements)
+        with pytest.raises(PrivacyMismatchError, match="1 steps were drawn"):
+            with ledger.step():
+                pass
+        assert ledger.steps == 3

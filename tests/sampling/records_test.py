@@ -176,3 +176,33 @@ class TestData:
                 scheme.batches(numbered())
         with pytest.raises(ValueError, match="population = 10 is less"):
             sampling.Poisson(0.1, 20, 10).batches(numbered())
+
+
+class OneArray:
+    """Writes every record to the same array."""
+
+    def __init__(self):
+        self._x = np.zeros(2, "float32")
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, i):
+        self._x[:] = i
+        return self._x
+
+
+class OneArrayOfMany(OneArray):
+    def __getitems__(self, indices):
+        return [self[i] for i in indices]
+
+
+@pytest.mark.parametrize("data, workers", [(OneArray(), 2), (OneArrayOfMany(), None)])
+def test_records_read_together_in_one_array_are_refused(data, workers):
+    with pytest.raises(ValueError, match="every record to the same array"):
+        sampling.FullBatch().batches(data, workers=workers)
+
+
+def test_records_read_one_by_one_may_be_in_one_array():
+    (batch,) = sampling.FullBatch().batches(OneArray())
+    assert batch[0].numpy()[:, 0].tolist() == list(range(20))

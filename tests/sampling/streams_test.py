@@ -261,8 +261,27 @@ def test_another_kind_of_record_in_a_later_pass_is_refused(tmp_path):
 
 # What a stream's pipeline may do.
 
+
+def singly(function):
+    """A change of a pipeline by `function` of a data set of each single record."""
+    return lambda d: d.flat_map(
+        lambda x, y: function(tf.data.Dataset.from_tensors((x, y)))
+    )
+
+
+def summed(d):
+    return d.scan(tf.zeros(X[0].shape), lambda s, e: (s + e[0], (s + e[0], e[1])))
+
+
+def even(x, y):
+    return y % 2 == 0
+
+
 REFUSED = {
     "batch": lambda d: d.batch(5),
+    "repeat in a function": singly(lambda d: d.repeat(2)),
+    "repeat in a function of a function": singly(singly(lambda d: d.repeat(2))),
+    "state of earlier records": summed,
     "repeat": lambda d: d.repeat(2).take(60),
     "window": lambda d: d.window(5),
     "repeat before unbatch": lambda d: d.repeat(2).batch(5).unbatch(),
@@ -273,6 +292,48 @@ REFUSED = {
 def test_a_pipeline_whose_elements_may_not_be_records_is_refused(name, tmp_path):
     with pytest.raises(ValueError, match="goes through"):
         stream_of(REFUSED[name](pipeline()), tmp_path)
+
+
+TWICE = {
+    "concatenate": lambda d: d.concatenate(d.map(lambda x, y: (-x, y))),
+    "concatenate a part": lambda d: d.concatenate(d.filter(even)),
+    "zip with the next": lambda d: tf.data.Dataset.zip(
+        (d.map(lambda x, y: x), d.skip(1).map(lambda x, y: y))
+    ),
+    "zip of a shuffle": lambda d: tf.data.Dataset.zip(
+        (d.shuffle(9).map(lambda x, y: x), d.map(lambda x, y: y))
+    ),
+    "sample": lambda d: tf.data.Dataset.sample_from_datasets([d, d.filter(even)]),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_a_pipeline_that_reads_a_data_set_twice_is_refused(name, tmp_path):
+    data = TWICE[name](pipeline())
+    size = sum(1 for _ in data)
+    with pytest.raises(ValueError, match="reads one data set twice"):
+        stream_of(data, tmp_path, size)
+
+
+def test_batches_within_a_function_are_an_assumption(tmp_path):
+    stream = stream_of(singly(lambda d: d.batch(1).unbatch())(pipeline()), tmp_path)
+    batches = sampling.RandomAllocation(6).batches(stream)
+    assert sorted(sum(map(records_of, batches), [])) == list(range(RECORDS))
+    assert "inside of flat_map" in batches.assumptions[1]
+
+
+def test_a_record_is_copied_before_the_next_is_written_to_its_array(tmp_path):
+    def read():
+        x, y = np.zeros_like(X[0]), np.zeros((), "int32")
+        for i in range(RECORDS):
+            x[:], y[...] = X[i], i
+            yield {"x": x}, y
+
+    batches = sampling.RandomAllocation(6).batches(stream_of(read, tmp_path))
+    for _ in range(2):
+        found = [(x["x"].numpy(), w.numpy() > 0) for x, _, w in batches]
+        numbers = np.concatenate([x[rows][:, 0] for x, rows in found])
+        assert sorted(numbers - 1) == list(range(RECORDS))
 
 
 def test_a_ragged_pipeline_is_refused_by_name(tmp_path):
@@ -294,8 +355,14 @@ def test_a_ragged_pipeline_is_refused_by_name(tmp_path):
         lambda d: d.interleave(
             lambda x, y: tf.data.Dataset.from_tensors((x, y)), cycle_length=4
         ),
+        lambda d: tf.data.Dataset.sample_from_datasets(
+            [d.filter(even), d.filter(lambda x, y: y % 2 == 1)]
+        ),
+        lambda d: tf.data.Dataset.zip(
+            (d.map(lambda x, y: x), d.map(lambda x, y: y).cache())
+        ),
     ],
-    ids=["shuffle", "filter", "parts", "interleave"],
+    ids=["shuffle", "filter", "parts", "interleave", "sample", "zip"],
 )
 def test_pipelines_that_keep_records_single_are_taken(change, tmp_path):
     stream = stream_of(change(pipeline()), tmp_path)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tfdpclip import _arguments
 from tfdpclip._docs import see
 from tfdpclip.accounting._ledger_file import FORMAT, LedgerFile
 from tfdpclip.accounting.phases import (
+    SKIPPED,
     Phase,
     PrivacyMismatchError,
     begin_run,
@@ -85,6 +86,10 @@ class Ledger(Spending):
         self._holder: str | None = None
         # Steps of `step()` blocks since `begin`: declared, and counted by optimizers.
         self._compared = 0, 0
+        # How many steps the batches of this run drew, if their steps depend on each
+        # other; the number before the run; and the steps that did not run.
+        self._drawn: Callable[[], int] | None = None
+        self._drawn_before, self._skipped = 0, 0
 
     @classmethod
     def open(
@@ -191,11 +196,14 @@ class Ledger(Spending):
         phase.refuse_unreadable(self.path)
         self._forfeit_reserved()
         begin_run(self.phases, phase, change, continued)
-        if phase.sampling.begins_epochs and hasattr(sampling, "_begin_run"):
+        if phase.noise is None and hasattr(sampling, "_begin_run"):
             sampling._begin_run(self.steps)
+        self._drawn = getattr(sampling, "_steps_drawn", None)
+        if self._drawn is not None:
+            self._drawn_before = self._drawn() - self.phases[-1].runs[-1]
         for text in clip_assumptions(clip):
             self.assume(text)
-        self._holder, self._compared = holder, (0, 0)
+        self._holder, self._compared, self._skipped = holder, (0, 0), 0
         self.save()
 
     def note_seed(self) -> None:
@@ -215,11 +223,20 @@ class Ledger(Spending):
         """Counts steps that ran, using up reservations."""
         phase = self._current()
         steps = _arguments.integer("steps", steps)
+        skipped = self._skipped
         phase.runs[-1] += steps
         self._credit(steps)
         self.reserved = max(0, self.reserved - steps)
+        if self._drawn is not None:
+            # How far the run came in its order. Elements that the loop holds were
+            # skipped only for now.
+            ran = phase.runs[-1] - skipped
+            self._skipped = max(0, self._drawn() - self._drawn_before - ran)
+            phase.add_idle_steps(self._skipped - skipped)
         if save:
             self.save()
+        if self._skipped and phase.noise is not None:
+            raise PrivacyMismatchError(SKIPPED.format(self._skipped))
 
     def release(self) -> None:
         """Drops reservations of steps that certainly did not run."""

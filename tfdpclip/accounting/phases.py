@@ -27,6 +27,14 @@ _MEANT = (
     "phases are then counted." + see("changed-settings")
 )
 
+# The error message for correlated noise, with the number of steps.
+SKIPPED = (
+    "{} steps were drawn from the batches and not trained on, so that two steps of a "
+    "record came closer to each other than the correlated noise allows. Train on each "
+    "element before the loop takes the next; for evaluation, or to look at the data, "
+    "make separate batches."
+)
+
 
 class PrivacyMismatchError(ValueError):
     """The run differs from the settings of its accounting."""

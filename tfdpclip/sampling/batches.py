@@ -263,14 +263,26 @@ class Batches(tf.data.Dataset):
         return distributed.distribute(self, strategy)
 
     def _begin_run(self, step: int) -> None:
-        """Begins an epoch, if the accounting covers whole epochs."""
+        """Begins an epoch, if the steps of an epoch depend on each other."""
         del step
         drawer = self._drawer.last
-        if not drawer.scheme.begins_epochs:
+        if drawer.scheme.independent_steps:
             return
         if drawer.seed is None:
             self._begin_epoch(drawer)
         drawer.prepare()
+
+    @property
+    def _steps_drawn(self) -> Callable[[], int] | None:
+        """Returns how far the draws came; None if the order of the steps is kept.
+
+        A run that leaves steps out comes to a later epoch, with a new order, after
+        fewer steps.
+        """
+        drawer = self._drawer.last
+        if drawer.scheme.independent_steps or drawer.runs_ahead:
+            return None
+        return lambda: -(-drawer.position // drawer.pieces)
 
     def _begin_epoch(self, drawer: Drawer) -> None:
         if drawer.runs_ahead and drawer.delivered:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,15 +21,30 @@ _KEEPS_RECORDS = frozenset(
 )
 # Steps that regroup, repeat or reorder records.
 _REGROUPS = frozenset(
-    """BatchDataset DenseToRaggedDataset DirectedInterleaveDataset GroupByReducerDataset
-    GroupByWindowDataset PaddedBatchDataset ParallelBatchDataset RaggedBatchDataset
-    RebatchDataset RepeatDataset ShuffleDataset SlidingWindowDataset UnbatchDataset
-    WindowDataset""".split()
+    """BatchDataset DenseToRaggedDataset DenseToSparseBatchDataset
+    DirectedInterleaveDataset GroupByReducerDataset GroupByWindowDataset
+    LegacyRebatchDataset MapAndBatchDataset PaddedBatchDataset ParallelBatchDataset
+    RaggedBatchDataset RebatchDataset RepeatDataset ShuffleAndRepeatDataset
+    ShuffleDataset SlidingWindowDataset UnbatchDataset WindowDataset""".split()
 )
 
 # Steps that change the order of records only, which a stream allows.
 _REORDERS = frozenset(("DirectedInterleaveDataset", "ShuffleDataset"))
+_REPEATS = frozenset(("RepeatDataset", "ShuffleAndRepeatDataset"))
+# Steps that choose records: two such steps may divide the records of one data set.
+_CHOOSES = frozenset(
+    """FilterDataset ShardDataset SkipDataset TakeDataset TakeWhileDataset""".split()
+)
+# Steps whose function makes several elements of an element.
+_EXPANDS = frozenset(
+    """FlatMapDataset InterleaveDataset ParallelInterleaveDataset""".split()
+)
+_INNER_BATCHES = (
+    "a batch that is made inside of flat_map or interleave is a single record, or is "
+    "taken apart"
+)
 
+UNBATCHED = "the functions before unbatch() keep the records of their batches apart"
 _IN_ORDER = (
     "read the pipeline in order: dpc.sampling.Stream(dataset, examples=..., "
     'folder=...), with RandomAllocation or sampling="random_allocation". See '
@@ -76,27 +93,110 @@ def checked(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return _dense(dataset)
 
 
-def checked_stream(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, bool]:
+def checked_stream(
+    dataset: tf.data.Dataset,
+) -> tuple[tf.data.Dataset, tuple[str, ...]]:
     """Returns a pipeline that is read in order, with dense elements, after a check.
 
     *Formal guarantees*: after the last `unbatch`, no step of the pipeline groups
-    records, and no step repeats records. The functions of `map`, `interleave` and
-    `flat_map`, and the files, are not checked.
+    records or gives state to later records. No step repeats records, also inside of
+    the functions of `interleave` and `flat_map`, or reads a data set twice by
+    `concatenate` or `zip`. The functions of `map`, and the files, are not checked.
 
     Args:
       dataset: the caller's pipeline.
 
     Returns:
-      The data set, with sparse tensors made dense; and whether records go through
-      `unbatch`, so that earlier functions of the pipeline see several records.
+      The data set, with sparse tensors made dense; and the assumptions of the check.
 
     Raises:
       ValueError: if elements may not be records, or repeat.
     """
-    regroups = _REGROUPS - _REORDERS
+    regroups = (_REGROUPS - _REORDERS) | {"ScanDataset"}
     unbatched = _refuse_steps(dataset, lambda kind: kind in regroups, in_order=True)
+    inner = [kind for step in _steps(dataset) for kind in _inner_kinds(step)]
+    for kind in inner:
+        if kind in _REPEATS:
+            raise _through(kind)
+    for step in _steps(dataset):
+        _refuse_read_twice(step)
     _refuse_ragged(dataset)
-    return _dense(dataset), unbatched
+    assumed = (UNBATCHED,) * unbatched
+    if regroups.intersection(inner):
+        assumed += (_INNER_BATCHES,)
+    return _dense(dataset), assumed
+
+
+def _kind(dataset: tf.data.Dataset) -> str:
+    return type(dataset).__name__.lstrip("_")
+
+
+def _steps(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """The steps of a pipeline, each once."""
+    pending, found = [dataset], {}
+    while pending:
+        step = pending.pop()
+        if id(step) not in found:
+            found[id(step)] = step
+            pending += _record_inputs(step)
+    return list(found.values())
+
+
+def _record_inputs(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """The input data sets of a step that give records."""
+    inputs = _tf_private.inputs_of(dataset)
+    # The first input gives the numbers of the data sets to read from.
+    return inputs[1:] if _kind(dataset) == "DirectedInterleaveDataset" else inputs
+
+
+def _inner_kinds(dataset: tf.data.Dataset) -> list[str]:
+    """The kinds of the steps inside of the function of `interleave` or `flat_map`."""
+    if _kind(dataset) not in _EXPANDS:
+        return []
+    found = _tf_private.ops_of_functions(dataset)
+    return [re.sub(r"V\d+$", "", kind) for kind in found if "Dataset" in kind]
+
+
+def _refuse_read_twice(dataset: tf.data.Dataset) -> None:
+    """Refuses a step that joins several readings of one data set.
+
+    Two readings may divide the records of the data set, each by a step of `_CHOOSES`.
+    `zip` may join two readings in the same order.
+    """
+    inputs = [{id(s): _kind(s) for s in _steps(d)} for d in _record_inputs(dataset)]
+    zips = _kind(dataset) == "ZipDataset"
+    for one, other in itertools.combinations(inputs, 2):
+        common = one.keys() & other.keys()
+        if not common:
+            continue
+        ways = [{steps[s] for s in steps.keys() - common} for steps in (one, other)]
+        if zips:
+            moved = set.union(*ways) & (_CHOOSES | _REORDERS) - {"TakeDataset"}
+            wrong = bool(moved or _REORDERS.intersection(one[s] for s in common))
+        else:
+            wrong = not all(_CHOOSES & way for way in ways)
+        if wrong:
+            raise ValueError(
+                f"data: {_name(_kind(dataset))!r} of this tf.data.Dataset reads one "
+                "data set twice, so a record is in several elements of the stream, and "
+                "would be clipped as several records. Read the data set once, with one "
+                "map for x and y; views=2 draws several views of a record."
+                + see("rows-that-are-not-records")
+            )
+
+
+def _name(kind: str) -> str:
+    return kind.removesuffix("Dataset").lower()
+
+
+def _through(kind: str) -> ValueError:
+    return ValueError(
+        f"data: this tf.data.Dataset goes through {_name(kind)!r}, so an element may "
+        "hold several records, or a record may repeat, and clipping and "
+        "accounting would be wrong. Leave batch, shuffle and repeat to the "
+        "scheme; give tf.keras.utils.*_dataset_from_directory "
+        "batch_size=None and shuffle=False." + see("rows-that-are-not-records")
+    )
 
 
 def has_one_shape(dataset: tf.data.Dataset) -> bool:
@@ -123,19 +223,13 @@ def _refuse_steps(
     pending, unbatched = [(dataset, refused)], False
     while pending:
         current, refused = pending.pop()
-        kind = type(current).__name__.lstrip("_")
+        kind = _kind(current)
         if in_order and kind == "UnbatchDataset":
-            refused, unbatched = "RepeatDataset".__eq__, True
+            refused, unbatched = _REPEATS.__contains__, True
         if refused(kind):
-            step = kind.removesuffix("Dataset").lower()
-            raise ValueError(
-                f"data: this tf.data.Dataset goes through {step!r}, so an element may "
-                "hold several records, or a record may repeat, and clipping and "
-                "accounting would be wrong. Leave batch, shuffle and repeat to the "
-                "scheme; give tf.keras.utils.*_dataset_from_directory "
-                "batch_size=None and shuffle=False." + see("rows-that-are-not-records")
-            )
-        pending.extend((before, refused) for before in _tf_private.inputs_of(current))
+            raise _through(kind)
+        inputs = _record_inputs if in_order else _tf_private.inputs_of
+        pending.extend((before, refused) for before in inputs(current))
     return unbatched
 
 

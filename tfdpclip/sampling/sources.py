@@ -296,7 +296,10 @@ class Records(Source):
             map_leaves(lambda row: (row.shape, row.dtype), part) for part in first
         )
         self._specs = dict(named_specs(self.row_spec))
+        kept = [np.array(value) for value in flatten(first)]
         self._look_at(LOOK_SECONDS if look is None else look)
+        if fetch_many is not None or workers > 1:
+            _refuse_one_array(flatten(first), kept)
 
     def take(self, indices, rows):
         out = tuple(
@@ -394,6 +397,23 @@ class Records(Source):
                 "message hides the index, because the index would tell who was drawn. "
                 f"To find the record apart from training, read all: {self._reading}"
             ) from None
+
+
+def _refuse_one_array(first: list[np.ndarray], kept: list[np.ndarray]) -> None:
+    """Raises if later records were written to the arrays of the first record.
+
+    Args:
+      first: the arrays of the first record, after more records were read.
+      kept: copies of these arrays, made before.
+    """
+    if any(
+        now.tobytes() != then.tobytes() for now, then in zip(first, kept, strict=True)
+    ):
+        raise ValueError(
+            "data: __getitem__ writes every record to the same arrays, so that records "
+            "that are read together (by workers or __getitems__) become copies of one "
+            "record. Return new arrays: np.array(x)." + see("rows-that-are-not-records")
+        )
 
 
 ONE_SHAPE = (

@@ -31,7 +31,6 @@ _ONE_PASS = (
     "every pass over the stream gives each record once, and an element of the stream "
     "is one record"
 )
-_UNBATCHED = "the functions before unbatch() keep the records of their batches apart"
 
 
 class Stream:
@@ -183,14 +182,13 @@ class Stream:
 
     def _checked(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Refuses pipelines whose elements may not be records; see `pipelines`."""
-        dense, unbatched = pipelines.checked_stream(dataset)
+        dense, assumed = pipelines.checked_stream(dataset)
         size = int(dataset.cardinality())
         if size == tf.data.INFINITE_CARDINALITY:
             raise self._another_number(None)
         if size >= 0 and size != self.examples:
             raise self._another_number(size if size < self.examples else None)
-        if unbatched:
-            self.assumptions = (_ONE_PASS, _UNBATCHED)
+        self.assumptions = (_ONE_PASS, *assumed)
         return dense
 
     def _new_blocks(self) -> Generator[list[np.ndarray], None, None]:
@@ -232,7 +230,8 @@ class Stream:
         rows: list[list[np.ndarray]] = []
         size = 0
         for number, record in enumerate(records):
-            rows.append(self._values_of(record, number))
+            # The next record may be written to the same arrays.
+            rows.append([np.array(v) for v in self._values_of(record, number)])
             size += sum(map(_bytes_of, rows[-1]))
             # The first record alone shows the spec.
             if not number or len(rows) == _BLOCK or size * 16 >= self.memory:

@@ -104,6 +104,10 @@ def _labelled(op, labels, out_labels, inputs) -> Flow:
             if name in marked and flow.kind == PUBLIC:
                 if not rows_alike(tensor, axis - len(names)):
                     believed = CONSTANT_BY_PLACE
+            if name in marked and names.count(name) > 1 and flow.kind == DATA:
+                # A diagonal: example i has the entry i of a further axis.
+                if axis not in flow.axes:
+                    believed = CONSTANT_BY_PLACE
     axes = tuple(i for i, name in enumerate(out_labels) if name in marked)
     lead = None
     if axes and (axes[0] == 0 or len(axes) == 1):

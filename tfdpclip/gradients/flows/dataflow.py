@@ -29,6 +29,7 @@ from tfdpclip.gradients.flows.sizes import counted_rows, rows_of_length, size_fl
 from tfdpclip.gradients.graph import ops, origins
 from tfdpclip.gradients.graph.known import (
     chooses_rows,
+    draws_the_same,
     is_pinned,
     pinned_to,
     rows_alike,
@@ -264,7 +265,8 @@ class Dataflow:
         if op.type in ops.VALUELESS:
             placed = False
         elif chooses_rows(op):
-            placed = inputs[0].placed
+            columns = op.inputs[1].op.inputs[1:] if op.type == "GatherNd" else ()
+            placed = inputs[0].placed or any(self[t].placed for t in columns)
         coupled = next((f.coupled for f in inputs if f.coupled is not None), None)
         constant = op.type in ops.VALUELESS and not any(f.varying for f in inputs)
         if known is _public or isinstance(known, list) or constant:
@@ -413,7 +415,7 @@ class Dataflow:
         if behind is not None:
             return behind
         if output.shape.rank and output.shape[0] in (None, self.length):
-            placed = op.type in ("Range", "LinSpace")
+            placed = op.type in ("Range", "LinSpace") or draws_the_same(op)
             if op.type in ("BroadcastTo", "Tile"):
                 placed = not rows_alike(output, -output.shape.rank)
             like = counted_rows(op, self.__getitem__)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
 
-from tfdpclip.gradients.flows.flow import DATA, Flow, common_layout
+from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, common_layout
 from tfdpclip.gradients.flows.sizes import length_of
 from tfdpclip.gradients.flows.slices import REVERSED, WHOLE, read_slice
 from tfdpclip.gradients.graph.known import (
@@ -18,6 +18,7 @@ from tfdpclip.gradients.graph.known import (
     known_shape,
     known_value,
     rows_alike,
+    starts_with_rows,
     static_number,
 )
 
@@ -237,7 +238,29 @@ def _pack(op, output, inputs, batch_size) -> Flow:
     if layout is None or any(f.axes != flows[0].axes for f in flows):
         return Flow(DATA, None)
     axes = tuple(a + 1 if a >= axis else a for a in flows[0].axes)
-    return flows[0].laid_out(layout).on(axes)
+    result = flows[0].laid_out(layout).on(axes)
+    parts = list(zip(op.inputs, inputs, strict=True))
+    if inputs[0].kind == PUBLIC and starts_with_rows(output):
+        # Row numbers, which only ops that choose rows may read.
+        result, parts = dataclasses.replace(result, placed=True), parts[1:]
+    return _with_public_parts(result, flows[0].axes, parts)
+
+
+def _with_public_parts(result: Flow, axes: tuple[int, ...], parts: Iterable) -> Flow:
+    """The flow of joined parts: public parts must be the same for all examples.
+
+    Args:
+      result: the flow of the joined tensor.
+      axes: the axes of a part that count examples.
+      parts: the parts, with their flows.
+    """
+    alike = all(
+        rows_alike(part, axis - part.shape.rank)
+        for part, flow in parts
+        for axis in axes
+        if flow.kind != DATA
+    )
+    return result if alike else dataclasses.replace(result, obstacle=CONSTANT_BY_PLACE)
 
 
 def _unpack(op, output, inputs, batch_size) -> Flow:
@@ -269,7 +292,11 @@ def _along(axis_input: int, data_inputs: Callable) -> Callable:
         same = layout is not None and all(f.axes == flows[0].axes for f in flows)
         if not same or axis in flows[0].axes:
             return Flow(DATA, None)
-        return flows[0].laid_out(layout)
+        result = flows[0].laid_out(layout)
+        if op.type != "ConcatV2":
+            return result
+        parts = zip(op.inputs, inputs[:-1], strict=False)
+        return _with_public_parts(result, result.axes, parts)
 
     return transfer
 

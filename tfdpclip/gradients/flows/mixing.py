@@ -13,7 +13,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip.gradients.flows.flow import DATA, Flow, common_layout
+from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, common_layout
+from tfdpclip.gradients.graph.known import CONSTANT_BY_PLACE, rows_alike
 
 
 def transfer(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow | None:
@@ -44,7 +45,24 @@ def transfer(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow | 
     if layout is None or any(flow.axes != kept[0].axes for flow in kept):
         return Flow(DATA, None)
     entries = counts.pop() if len(counts) == 1 else None
-    return dataclasses.replace(kept[0].laid_out(layout), entries=entries)
+    believed = "" if _public_rows_alike(op, inputs, kept[0].axes) else CONSTANT_BY_PLACE
+    result = kept[0].laid_out(layout)
+    return dataclasses.replace(result, entries=entries, obstacle=believed)
+
+
+def _public_rows_alike(op, inputs: list[Flow], axes) -> bool:
+    """Whether public inputs, such as labels, are the same for all examples."""
+    if op.type not in _SIDE_BY_SIDE:
+        return True
+    for index, (tensor, flow) in enumerate(zip(op.inputs, inputs, strict=True)):
+        rank = tensor.shape.rank
+        _, stays = RULES[op.type](op, index, rank)
+        counted = stays.intersection(axes, range(rank))
+        if flow.kind == PUBLIC and not all(
+            rows_alike(tensor, axis - rank) for axis in counted
+        ):
+            return False
+    return True
 
 
 def _last(*counts: int) -> Callable:
@@ -148,6 +166,12 @@ def _resized(op, index, rank):
     return combined, {0, 3}
 
 
+# Ops whose inputs all have the axes that count examples.
+_SIDE_BY_SIDE = frozenset(
+    """SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits Cross InTopK
+    InTopKV2 LowerBound UpperBound MatrixSolve MatrixTriangularSolve MatrixSolveLs
+    TridiagonalSolve BandedTriangularSolve""".split()
+)
 _GIVEN_RANGES = frozenset(f"QuantizeAndDequantizeV{n}" for n in (2, 3, 4))
 
 RULES: dict[str, Callable] = {

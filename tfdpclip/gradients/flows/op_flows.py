@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -51,7 +51,7 @@ def transfer(op, output, inputs, batch_size) -> Flow:
     if combined is not None:
         return combined
     if op.type in ops.ROW_BY_ROW or stated == "rows":
-        return _first_rows(inputs)
+        return _first_rows(inputs, _public(op, inputs, _rows_beside(op, output)))
     if op.type in ops.REDUCTIONS:
         return _reduction(op, output, inputs)
     if op.type in ops.LAST_AXIS:
@@ -248,15 +248,42 @@ def _matrices(op, output, inputs, batch_size) -> Flow:
     """The flow of an op on matrices: on `[B, n, m]`, not on `[B, n]` as a matrix."""
     needed = 2 if op.type.startswith("MatrixDiag") and "Part" not in op.type else 3
     enough = (op.inputs[0].shape.rank or 0) >= needed
-    return _first_rows(inputs) if enough else Flow(DATA, None)
+    beside = op.inputs[1:2] if op.type.startswith("MatrixSetDiag") else ()
+    beside = _public(op, inputs, beside)
+    return _first_rows(inputs, beside) if enough else Flow(DATA, None)
 
 
-def _first_rows(inputs) -> Flow:
+def _public(op, inputs, tensors) -> list[tf.Tensor]:
+    """The public tensors among some inputs of an op."""
+    public = [t for t, f in zip(op.inputs, inputs, strict=True) if f.kind == PUBLIC]
+    return [t for t in tensors if any(t is other for other in public)]
+
+
+def _rows_beside(op, output) -> list[tf.Tensor]:
+    """The inputs of an op of rows that may have a row for each example."""
+    if op.type.startswith("ImageProjectiveTransform"):
+        return [op.inputs[1]]
+    if op.type in ops.ROW_BY_ROW or output.shape.rank == 0:
+        return []
+    return [t for t in op.inputs if t.shape.rank and t.shape[0] == output.shape[0]]
+
+
+def _first_rows(inputs, beside: Sequence[tf.Tensor] = ()) -> Flow:
+    """The flow of an op that computes row i from row i of its inputs.
+
+    Args:
+      inputs: the flows of the inputs.
+      beside: the public inputs that may have a row for each example.
+    """
     first = next(f for f in inputs if f.kind == DATA)
     apart = all(f.kind != DATA or f.axes in ((), first.axes) for f in inputs)
     apart = apart and first.axes in ((), (0,))
     layout = common_layout([f for f in inputs if f.leads] or [first])
-    return first.laid_out(layout) if apart and layout else Flow(DATA, None)
+    if not apart or not layout:
+        return Flow(DATA, None)
+    alike = all(rows_alike(t, -t.shape.rank) for t in beside if t.shape.rank)
+    result = first.laid_out(layout)
+    return result if alike else dataclasses.replace(result, obstacle=CONSTANT_BY_PLACE)
 
 
 def _elementwise(op, output, inputs) -> Flow:
@@ -357,8 +384,21 @@ def _gather(op, output, inputs, batch_size) -> Flow:
             one = indices.leads and indices.rows == 1 and not indices.minor
             return params if one and takes_every_row(op) else Flow(DATA, None)
         if batch_dims >= 1:
-            return params
+            return _gather_by_row(op, params, indices)
     return Flow(DATA, None)
+
+
+def _gather_by_row(op, params: Flow, indices: Flow) -> Flow:
+    """The flow of a gather in which row i of the indices reads row i of the data."""
+    rank = op.inputs[1].shape.rank
+    if indices.kind == DATA:
+        layout = common_layout([params, indices])
+        alike = indices.axes == (0,) and layout is not None
+        return params.laid_out(layout) if alike else Flow(DATA, None)
+    if rank is None:
+        return Flow(DATA, None)
+    apart = rows_alike(op.inputs[1], -rank)
+    return dataclasses.replace(params, obstacle="" if apart else CONSTANT_BY_PLACE)
 
 
 def _gather_nd(op, output, inputs, batch_size) -> Flow:
@@ -409,10 +449,11 @@ def _fused_batch_norm(op, output, inputs, batch_size) -> Flow:
         # In training, these outputs are means and variances of all examples.
         mixed = axes is not None and flow.axes and op.get_attr("is_training")
         return Flow(DATA, axes, coupled=op if mixed else None)
-    if not op.get_attr("is_training"):
-        return flow
     rank = op.inputs[0].shape.rank
     channel = 1 if op.get_attr("data_format") in (b"NCHW", b"NCDHW") else rank - 1
+    if not op.get_attr("is_training"):
+        # Each channel has its own scale.
+        return Flow(DATA, None) if channel in flow.axes else flow
     return _over_axes(op, flow, [a for a in range(rank) if a != channel])
 
 

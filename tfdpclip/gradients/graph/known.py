@@ -167,6 +167,12 @@ def rows_alike(tensor: tf.Tensor, axis: int) -> bool:
         if joined is None or axis in (joined, joined - rank):
             return False
         return all(rows_alike(t, axis) for t in op.inputs[:-1])
+    if op.type == "OneHot" and op.get_attr("axis") == -1 and axis < -1:
+        return rows_alike(op.inputs[0], axis + 1)
+    if op.type in ("Reshape", "Squeeze", "StridedSlice"):
+        source = op.inputs[0]
+        before = _same_axis(source.shape, tensor.shape, rank + axis)
+        return before is not None and rows_alike(source, before - source.shape.rank)
     if op.type in ops.ELEMENTWISE and op.inputs:
         return all(rows_alike(t, axis) for t in op.inputs)
     return False
@@ -179,13 +185,46 @@ def _looks_up(op: tf.Operation) -> bool:
     return op.type in ("GatherV2", "ResourceGather") and not op.get_attr("batch_dims")
 
 
+def _same_axis(before: tf.TensorShape, after: tf.TensorShape, axis: int) -> int | None:
+    """The axis of a tensor that a reshape leaves whole, by static shapes.
+
+    A slice with as many entries as the tensor is a reshape by new axes.
+    """
+    if not (before.is_fully_defined() and after.is_fully_defined()):
+        return None
+    if before.num_elements() != after.num_elements():
+        return None
+    wanted = after[axis], math.prod(after[axis + 1 :])
+    for found, length in enumerate(before):
+        if (length, math.prod(before[found + 1 :])) == wanted:
+            return found
+    return None
+
+
 def _draws_alike(op: tf.Operation) -> bool:
     """Whether an op draws all entries of its output from the same distribution."""
     if op.type in ops.DRAWS - ops.CANDIDATE_SAMPLERS - {"RandomShuffle"}:
         return all(t.shape.rank == 0 for t in op.inputs[1:])
     if not op.type.startswith(ops.SEEDED_DRAWS) or "Shuffle" in op.type:
         return False
+    if draws_the_same(op):
+        return False
     return all(t.shape.rank == 0 for t in op.inputs if t.dtype.is_floating)
+
+
+def draws_the_same(op: tf.Operation) -> bool:
+    """Whether an op draws with a constant seed: each place has one number for ever."""
+    if not op.type.startswith(ops.SEEDED_DRAWS):
+        return False
+    pending, seen = list(op.inputs[1:]), set()
+    while pending:
+        before = pending.pop().op
+        if not before.inputs and before.type not in ("Const", "StatelessRandomGetAlg"):
+            return False
+        if before not in seen:
+            seen.add(before)
+            pending += before.inputs
+    return True
 
 
 def _is_drawn(tensor: tf.Tensor) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tfdpclip._docs import see
 from tfdpclip.accounting.ledger import Ledger
-from tfdpclip.accounting.phases import PrivacyMismatchError
+from tfdpclip.accounting.phases import SKIPPED, PrivacyMismatchError
 from tfdpclip.keras import _compat
 from tfdpclip.keras.loss_shapes import (
     refuse_misfit,
@@ -26,13 +26,6 @@ from tfdpclip.sampling.drawer import DRAWERS, DrawObserver
 
 # With an expected batch size below this, over one step in a thousand draws no example.
 _FEW = 7
-
-# The error message for correlated noise.
-_MORE_DRAWN = (
-    "{} steps were drawn from the batches and not trained on, so that two steps of a "
-    "record came closer to each other than the correlated noise allows. For "
-    "evaluation, or to look at the data, make separate batches."
-)
 
 
 def _calling_fit() -> types.FrameType | None:
@@ -275,7 +268,7 @@ class DrawCheck:
             current.add_idle_steps(max(0, more))
             if more > 0 and current.noise is not None:
                 ledger.save()
-                raise PrivacyMismatchError(_MORE_DRAWN.format(more))
+                raise PrivacyMismatchError(SKIPPED.format(more))
 
     def _expected(self) -> Any:
         if self._wanted is not None:

@@ -6,8 +6,8 @@ past weights is post-processing too. The module reads a traced training step and
 the variables that the step writes to without data in the written values.
 
 A value of unknown origin counts as data: the result of an unknown op with a state, of a
-resource that is no variable, of a branch chosen by data, or of a large variable that
-the step does not write to.
+resource that is no variable, of a branch chosen by data, of a large variable that the
+step does not write to, or of a large constant, such as the mean of all records.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _tf_private
@@ -29,6 +30,8 @@ _DATA = "data"
 _WRITES = ("ResourceApply", "ResourceSparseApply", "ResourceStridedSliceAssign")
 # The most entries of a public variable that the step reads only: a learning rate.
 _FEW = 8
+# The most entries of a public constant, unless all entries are equal.
+_FEW_CONSTANTS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +51,7 @@ def made_of_releases(
     """The variables that a traced training step writes to without data.
 
     *Formal guarantees*: the optimizer's writes apart, every value that the step writes
-    to a returned variable is a function of random numbers, constants, the trained
+    to a returned variable is a function of random numbers, small constants, the trained
     variables and returned variables. The number of drawn records counts as data,
     because no epsilon covers the sizes of Poisson batches.
 
@@ -72,7 +75,9 @@ def made_of_releases(
     for outside, inside in graph.captures:
         of_variable = id(outside) in handles
         held = _Handle(id(outside)) if of_variable else _DATA
-        roots[inside.op.name] = held if outside.dtype == tf.resource else None
+        if outside.dtype != tf.resource:
+            held = _origin_of_constant(tf.get_static_value(outside))
+        roots[inside.op.name] = held
     definition = graph.as_graph_def()
     search = _OriginSearch(definition.library, identity.encode())
     kept = _handles(own) - trained_handles
@@ -93,6 +98,14 @@ def made_of_releases(
         for variable in variables
         if not _handles([variable]) & (search.of_data | _handles(own))
     ]
+
+
+def _origin_of_constant(value: np.ndarray | None) -> str | None:
+    """The origin of a constant: data, if it is large enough for a mean of records."""
+    if value is None:
+        return _DATA
+    few = value.size <= _FEW_CONSTANTS or bool((value == value.flat[0]).all())
+    return None if few else _DATA
 
 
 def _handles(variables: Iterable[tf.Variable]) -> set[int]:
@@ -144,6 +157,8 @@ class _OriginSearch(Search):
         of_records = _DATA in given
         if node.op in ("Identity", "StopGradient") and given:
             return given[0]
+        if node.op == "Const":
+            return _origin_of_constant(tf.make_ndarray(node.attr["value"].tensor))
         if node.attr[UPDATE_MARK].s == self._identity:
             return _DATA if of_records or handles else None
         called = self.called_by(node)

@@ -179,6 +179,9 @@ BY_PLACE = {
     "a range with a further axis": lambda x, h: ends(
         h * tf.expand_dims(floating(tf.range(count(x))), -1)
     ),
+    "a column of the range": lambda x, h: ends(
+        h * tf.stack([floating(tf.range(count(x))), tf.ones([count(x)])], 1)[:, :1]
+    ),
     "a row of the range": lambda x, h: ends(
         h * tf.transpose(tf.expand_dims(floating(tf.range(count(x))), 0))
     ),
@@ -405,6 +408,12 @@ SOUND = {
             tf.reshape(h, [-1, 2, 2]),
             0.0,
         )
+    ),
+    "a column of draws": lambda x, h: ends(
+        h
+        * tf.concat(
+            [tf.random.uniform([count(x), 1]), tf.random.normal([count(x), 1])], 1
+        )[..., 1:]
     ),
     "draws side by side": lambda x, h: ends(
         h

@@ -171,7 +171,10 @@ def rows_alike(tensor: tf.Tensor, axis: int) -> bool:
         return rows_alike(op.inputs[0], axis + 1)
     if op.type in ("Reshape", "Squeeze", "StridedSlice"):
         source = op.inputs[0]
-        before = _same_axis(source.shape, tensor.shape, rank + axis)
+        if op.type == "StridedSlice":
+            before = _sliced_axis(op, rank + axis)
+        else:
+            before = _same_axis(source.shape, tensor.shape, rank + axis)
         return before is not None and rows_alike(source, before - source.shape.rank)
     if op.type in ops.ELEMENTWISE and op.inputs:
         return all(rows_alike(t, axis) for t in op.inputs)
@@ -186,19 +189,38 @@ def _looks_up(op: tf.Operation) -> bool:
 
 
 def _same_axis(before: tf.TensorShape, after: tf.TensorShape, axis: int) -> int | None:
-    """The axis of a tensor that a reshape leaves whole, by static shapes.
-
-    A slice with as many entries as the tensor is a reshape by new axes.
-    """
+    """The axis of a tensor that a reshape leaves whole, by static shapes."""
     if not (before.is_fully_defined() and after.is_fully_defined()):
-        return None
-    if before.num_elements() != after.num_elements():
         return None
     wanted = after[axis], math.prod(after[axis + 1 :])
     for found, length in enumerate(before):
         if (length, math.prod(before[found + 1 :])) == wanted:
             return found
     return None
+
+
+def _sliced_axis(op: tf.Operation, axis: int) -> int | None:
+    """The input axis that an output axis of a `StridedSlice` is cut from."""
+    rank, count = op.inputs[0].shape.rank, op.inputs[1].shape[0]
+    if rank is None or count is None:
+        return None
+    new, dropped, rest = (
+        op.get_attr(f"{name}_mask") for name in ("new_axis", "shrink_axis", "ellipsis")
+    )
+    listed = sum(not (new | rest) >> place & 1 for place in range(count))
+    sources: list[int | None] = []
+    source = 0
+    for place in range(count):
+        if rest >> place & 1:
+            sources += range(source, source + rank - listed)
+            source += rank - listed
+        elif new >> place & 1:
+            sources.append(None)
+        else:
+            if not dropped >> place & 1:
+                sources.append(source)
+            source += 1
+    return [*sources, *range(source, rank)][axis]
 
 
 def _draws_alike(op: tf.Operation) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -313,6 +314,13 @@ SAMPLING = {
     ),
     "Cohorts.call": case(COHORTS, round_num=3),
     "from_dict": case(sampling.from_dict, settings={"scheme": "Poisson", "rate": 0.5}),
+    "Stream": case(
+        sampling.Stream,
+        data=lambda: iter([(1.0, 0), (2.0, 1)]),
+        examples=2,
+        folder=tempfile.gettempdir(),
+        memory=2**20,
+    ),
     "Batches": case(
         sampling.Batches,
         scheme=POISSON,

@@ -113,6 +113,11 @@ class Stream:
         self.examples = _arguments.count_of("examples", examples)
         self.memory = _arguments.integer("memory", memory, 2**20)
         self._open, self._again = _opened(data)
+        if not isinstance(folder, (str, os.PathLike)) or "\0" in str(folder):
+            raise ValueError(
+                "folder must be a directory on a local disk, got "
+                f"{_arguments.shown(folder)}."
+            )
         self.folder = files.prepare_directory(folder)
         self.assumptions: tuple[str, ...] = (_ONE_PASS,)
         if hasattr(data, "element_spec"):

@@ -201,7 +201,7 @@ def test_only_the_check_runs_the_function_of_keras(layer):
 @pytest.mark.parametrize("part", ["forward", "backward"])
 @pytest.mark.xfail(
     strict=False,
-    reason="A backward recurrence of a GRU that differs is not found: to be looked into.",
+    reason="A GRU whose backward recurrence differs is not found: to be looked into.",
 )
 @pytest.mark.slow
 def test_a_recurrence_that_differs_from_the_layers_is_found(monkeypatch, name, part):

@@ -57,7 +57,7 @@ class Tracker(tf.keras.callbacks.Callback):
             "clip_norm": float(optimizer.clip_norm) if adaptive else float("nan"),
         }
         if self._unprotected:
-            norms = self._norms().numpy()
+            norms = self._norms(*self._unprotected).numpy()
             low, middle, high = np.quantile(norms, [0.1, self._quantile, 0.9])
             row["unprotected_norm_p10"] = float(low)
             row["unprotected_norm_quantile"] = float(middle)
@@ -69,8 +69,7 @@ class Tracker(tf.keras.callbacks.Callback):
         predicted = tf.argmax(self.model(images, training=False), axis=1)
         return tf.math.count_nonzero(predicted == tf.cast(labels, predicted.dtype))
 
-    def _gradient_norms(self):
-        images, labels = self._unprotected
+    def _gradient_norms(self, images, labels):
         loss = tf.keras.losses.sparse_categorical_crossentropy(
             labels, self.model(images, training=True), from_logits=True
         )

@@ -316,7 +316,7 @@ SAMPLING = {
     "from_dict": case(sampling.from_dict, settings={"scheme": "Poisson", "rate": 0.5}),
     "Stream": case(
         sampling.Stream,
-        data=lambda: iter([(1.0, 0), (2.0, 1)]),
+        data=lambda: iter([(1.0, 0), (2.0, 1)]),  # Two records, read in order.
         examples=2,
         folder=tempfile.gettempdir(),
         memory=2**20,

@@ -12,6 +12,7 @@ from tests.gradients.cases import (
     traced,
     variable,
 )
+from tfdpclip.gradients import per_example_norms
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::tfdpclip.gradients.OneByOneWarning"),
@@ -193,3 +194,18 @@ def test_an_unknown_op_that_mixes_behind_a_loop_reaches_no_other_example(flow):
     np.testing.assert_allclose(
         step(ones, replaced)[0][1:], step(ones, X)[0][1:], rtol=1e-5
     )
+
+
+def test_labels_that_a_function_closes_over_are_to_be_arguments():
+    labels = tf.constant([0, 1, 1, 0, 1])  # A constant of the graph, as it is small.
+
+    @tf.function
+    def step(x):
+        logits = tf.reduce_sum(tf.tanh(x @ W), axis=1)[:, :2]
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        return per_example_norms(losses, [W])
+
+    said = "arguments of the function"
+    refused = pytest.raises(tf.errors.InvalidArgumentError, match=said)
+    with pytest.warns(UserWarning, match=said), refused:
+        step(X)

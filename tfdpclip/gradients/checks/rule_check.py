@@ -45,6 +45,8 @@ from tfdpclip.gradients.checks import chance
 from tfdpclip.gradients.forms.records import LOST_SQUARE
 from tfdpclip.gradients.graph import op_copies
 from tfdpclip.gradients.graph.backward import gradients_at, own_gradients
+from tfdpclip.gradients.graph.known import BY_ARGUMENT, CONSTANT_BY_PLACE
+from tfdpclip.gradients.proof.isolation_proof import Proof
 
 # The allowed differences of sums and norms, relative to the root of the summed squares
 # of the examples' weighted norms: in float32, and in float types below float32.
@@ -198,7 +200,7 @@ class RuleCheck:
             for kind in (_wrong_sum, _wrong_norm):
                 messages += [kind(*place) for place in places]
             if not engine.proof.proven:
-                messages = [_combined(engine.proof.op)] * len(messages)
+                messages = [_combined(engine.proof)] * len(messages)
             # The first disagreement. If all agree, an earlier step failed.
             first = tf.argmin(tf.cast(tf.concat([every, [False]], 0), tf.int32))
             message = tf.gather([*messages, _WRONG_TOTAL, _AGAIN], first)
@@ -345,7 +347,14 @@ class RuleCheck:
         return groups, tf.reduce_max(tf.where(shows & (ratios > 0), over, 0.0))
 
 
-def _combined(op: tf.Operation) -> str:
+def _combined(proof: Proof) -> str:
+    op = proof.op
+    if proof.reason == CONSTANT_BY_PLACE:
+        return (
+            f"ExampleIsolationError: the op `{op.name}` (a {op.type}) reads a constant "
+            "with a row for each place in the batch, so an example has a different "
+            f"gradient alone than in the batch. {BY_ARGUMENT}" + see("mixed-examples")
+        )
     return (
         f"ExampleIsolationError: the op `{op.name}` (a {op.type}) combines the "
         "examples of a batch, or depends on their places or on the number of examples: "

@@ -118,6 +118,11 @@ def starts_with_rows(indices: tf.Tensor) -> bool:
 CONSTANT_BY_PLACE = (
     "whether each entry of a constant is for the example at the same place"
 )
+#: The remedy for such a constant.
+BY_ARGUMENT = (
+    "Make labels and other data arguments of the function: TensorFlow makes a constant "
+    "of a small tensor that a function only closes over."
+)
 
 
 # Ops whose output has entries of the first input, picked by public numbers.

@@ -32,6 +32,7 @@ from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA
 from tfdpclip.gradients.graph import fused as fused_layers
 from tfdpclip.gradients.graph import op_copies, ops
+from tfdpclip.gradients.graph.known import BY_ARGUMENT, CONSTANT_BY_PLACE
 from tfdpclip.gradients.proof import control_copies
 from tfdpclip.gradients.proof.control_copies import ControlCopies
 from tfdpclip.gradients.proof.isolation_proof import Proof
@@ -60,11 +61,14 @@ def warn(proof: Proof, batch_size: int | None) -> None:
         if op_flows.may_be_stated(kind)
         else ""
     )
+    remedy = f"Build the layer from known ops{stated}."
+    if proof.reason == CONSTANT_BY_PLACE:
+        remedy = BY_ARGUMENT
     warnings.warn(
         f"The proof that examples stay apart ends at {proof.op.name!r} (a {kind}): it "
         f"is not known {proof.reason}. So gradients are made one example at a time, "
-        "which costs a forward and a backward pass for each. Build the layer from "
-        f"known ops{stated}." + see("one-example-at-a-time"),
+        f"which costs a forward and a backward pass for each. {remedy}"
+        + see("one-example-at-a-time"),
         OneByOneWarning,
         stacklevel=2,
     )

@@ -196,6 +196,7 @@ def test_an_unknown_op_that_mixes_behind_a_loop_reaches_no_other_example(flow):
     )
 
 
+@pytest.mark.every_check
 def test_labels_that_a_function_closes_over_are_to_be_arguments():
     labels = tf.constant([0, 1, 1, 0, 1])  # A constant of the graph, as it is small.
 

@@ -14,8 +14,9 @@ from tfdpclip.accounting import _pld, _rdp, gdp
 from tfdpclip.sampling import events
 
 ACCOUNTANTS = ("pld", "rdp", "gdp")
-# Cells of a distribution for a quick epsilon during training.
-_QUICK_CELLS = 40_000
+# Cells of a distribution for a quick epsilon during training: the excess of the bound
+# over epsilon goes with the number of steps and with the square of a cell's width.
+_QUICK_CELLS, _QUICK_STEPS, _LEAST_CELLS = 40_000, 40_000, 10_000
 
 
 def epsilon(
@@ -54,10 +55,11 @@ def epsilon(
 
 
 def quick_coarseness(event: dp_accounting.DpEvent, accountant: str) -> float:
-    """The `coarseness` for a bound in a few hundredths of a second.
+    """The `coarseness` for a bound in a hundredth of a second or two.
 
-    In 38 runs of 100 to 10^5 steps, epsilon from 0.1 to 10, the bound was at most 0.4 %
-    larger, and less than 0.1 % larger in nine of ten runs.
+    In 98 Poisson runs of 30 to 10^5 steps, epsilon from 0.1 to 10, the bound was at
+    most 0.4 % larger, and nine of ten were less than 0.11 % larger; in five runs of
+    random allocation, at most 0.8 %.
 
     Args:
       event: Any composition of elementary events.
@@ -66,7 +68,8 @@ def quick_coarseness(event: dp_accounting.DpEvent, accountant: str) -> float:
     leaves, _ = without_thresholds(events.leaves(event))
     if accountant != "pld" or not leaves or not all(map(_pld.noise_multiplier, leaves)):
         return 1.0
-    return _pld.coarseness_of(leaves, _QUICK_CELLS)
+    share = math.sqrt(min(1.0, sum(leaves.values()) / _QUICK_STEPS))
+    return _pld.coarseness_of(leaves, max(_LEAST_CELLS, round(_QUICK_CELLS * share)))
 
 
 def delta(event: dp_accounting.DpEvent, epsilon: float, accountant: str) -> float:

@@ -1,4 +1,4 @@
-"""Writes what `op_table` found to docs/results."""
+"""Writes the results of `op_table` to docs/results."""
 
 from __future__ import annotations
 

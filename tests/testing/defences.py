@@ -1,4 +1,4 @@
-"""What becomes of each way in which one example could reach another's gradient.
+"""The outcome of each way in which an example could reach another's gradient.
 
 `python -m tests.testing.defences` writes docs/results/defences.md.
 """
@@ -29,7 +29,7 @@ from tfdpclip.gradients.graph import op_copies
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "results" / "defences.md"
 SIZE = 22
-#: What may become of a finding.
+#: The possible outcomes of a finding.
 MIXED, RULE = "refused: mixed", "refused by rule"
 ALONE, COMPARED = "one example at a time", "found by the comparison"
 HARMLESS = "trains, exactly"
@@ -37,14 +37,14 @@ HARMLESS = "trains, exactly"
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Something that must not pass.
+    """A loss that must not pass.
 
     Attributes:
-      name: what it is.
+      name: of the way to mix.
       make: makes (per-example loss function, variables, data).
-      outcome: what becomes of it.
-      guards: what is there against this one alone, as patches that take it away.
-      loud: what TensorFlow itself says of it, on processors where it has other kernels.
+      outcome: the expected outcome.
+      guards: the guards against this finding alone, as patches that remove them.
+      loud: TensorFlow's own error, on processors where it has other kernels.
     """
 
     name: str
@@ -239,7 +239,7 @@ class LoudError(Exception):
 
 
 def outcome_of(finding: Finding, guarded: bool = False) -> str:
-    """What becomes of a finding, without its own guard unless `guarded`."""
+    """The outcome of a finding, without its own guard unless `guarded`."""
     with contextlib.ExitStack() as stack:
         for patch in () if guarded else finding.guards:
             stack.enter_context(_patched_everywhere(patch))

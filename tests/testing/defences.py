@@ -282,28 +282,29 @@ def _patched_everywhere(patch):
 
 def page() -> str:
     """The page, in Markdown."""
-    rows = ["| finding | what becomes of it |", "| --- | --- |"]
+    rows = ["| fault | answer |", "| --- | --- |"]
     rows += [f"| {finding.name} | {finding.outcome} |" for finding in FINDINGS]
     return _HEAD + "\n".join(rows) + "\n"
 
 
-_HEAD = """# What becomes of each way to mix
+_HEAD = """# What stops each way to mix examples, or to get a norm wrong?
 
-Each row is a way in which one example could reach the gradient of another, or a norm
-could be wrong, and what becomes of a loss with it. Where the library has a guard
-against this very thing (a rule of its own for grouped convolutions, say), the guard was
-taken out: the row shows what would catch the next of its kind. Written by `python -m
-tests.testing.defences`, held by `tests/testing/defences_test.py`.
+Each row is a way in which one example could reach the gradient of another, or in which a
+norm could be wrong, and the library's answer to a loss with it. If the library has a
+guard against exactly this way (such as its rule for grouped convolutions), the guard was
+removed: the row shows the defence that would catch a new way of the same kind. Written by
+`python -m tests.testing.defences`, and checked by `tests/testing/defences_test.py`.
 
-* *refused: mixed*: while the graph is built, naming the op that combines the examples.
-* *refused by rule*: while the graph is built: what cannot be proven, and cannot be made
-  one example at a time either; terms that depend on anything but trained variables and
-  constants; state that is written from the batch, be it a variable, a queue, a table, a
-  file or Python.
-* *one example at a time*: the proof ends at an op; each example's gradient is made from
-  its own data alone ([guarantees](../guarantees.md)).
-* *found by the comparison*: by the first step, which compares itself with ordinary
-  gradients.
+* *refused: mixed*: an error while the graph is built, which names the op that combines
+  the examples.
+* *refused by rule*: an error while the graph is built, for a loss that cannot be proven
+  and cannot be computed one example at a time; for terms that depend on more than trained
+  variables and constants; and for state written from the batch: a variable, a queue, a
+  table, a file or Python.
+* *one example at a time*: the proof ends at an op, and each example's gradient is
+  computed from its own data alone ([guarantees](../guarantees.md)).
+* *found by the comparison*: an error of the first step, which compares its gradients with
+  ordinary gradients.
 
 """
 

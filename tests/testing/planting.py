@@ -19,12 +19,12 @@ from tfdpclip.gradients import ExampleIsolationError
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "results" / "planted_bugs.md"
 
-_HEAD = """# Planted bugs
+_HEAD = """# Which check finds each planted bug?
 
-Each bug is planted in the library while the check runs; the check must fail. The tables
-are written by `python -m tests.testing.mutations`. `mutations_test.py` beside it and
-`federated_mutations_test.py` hold the library to them, and run the same checks on sound
-code.
+Each bug is planted in the library while the check runs, and the check must fail; its
+message is in the last column. `python -m tests.testing.mutations` writes the tables.
+`mutations_test.py` beside it and `federated_mutations_test.py` check that every bug is
+found, and that sound code passes the same checks.
 """
 
 # The errors of a training step's own checks.

@@ -11,14 +11,14 @@ USES = ("loss", "gradient", "mask")
 
 _HEAD = """# Which ops keep examples apart, and are the rest refused?
 
-Every op of `tf.raw_ops` that takes floating numbers was applied to the activations of a
-small model: *along* the examples (each row by itself), and *across* the examples, where
-the op can be. The result was used in the loss; in a factor of the gradient alone
-(`g * loss + stop_gradient((1 - g) * loss)`); and in a mask of the same kind
-(`where(mask, loss, stop_gradient(loss))`). By brute force: if replacing an example moves
-the gradients of the remaining examples, the step must be refused. `python -m
-tests.gradients.op_table` writes the page; ops_and_isolation.csv beside it has the effects
-and the errors' texts.
+Every op of `tf.raw_ops` that takes floating numbers was applied to the activations
+of a small model: *along* the examples (each row by itself), and *across* the
+examples, where the op can be. The result was used in the loss; in a factor of the
+gradient alone (`g * loss + stop_gradient((1 - g) * loss)`); and in a mask of the
+same kind (`where(mask, loss, stop_gradient(loss))`). By brute force: if replacing
+an example moves the gradients of the remaining examples, the step must be refused.
+`python -m tests.gradients.op_table` writes the page; ops_and_isolation.csv beside
+it has the effects and the errors' texts.
 
 | entry | meaning |
 | --- | --- |

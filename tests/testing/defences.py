@@ -289,22 +289,23 @@ def page() -> str:
 
 _HEAD = """# What stops each way to mix examples, or to get a norm wrong?
 
-Each row is a way in which one example could reach the gradient of another, or in which a
-norm could be wrong, and the library's answer to a loss with it. If the library has a
-guard against exactly this way (such as its rule for grouped convolutions), the guard was
-removed: the row shows the defence that would catch a new way of the same kind. Written by
-`python -m tests.testing.defences`, and checked by `tests/testing/defences_test.py`.
+Each row is a way in which one example could reach the gradient of another, or in
+which a norm could be wrong, and the library's answer to a loss with it. If the
+library has a guard against exactly this way (such as its rule for grouped
+convolutions), the guard was removed: the row shows the defence that would catch a
+new way of the same kind. Written by `python -m tests.testing.defences`, and checked
+by `tests/testing/defences_test.py`.
 
-* *refused: mixed*: an error while the graph is built, which names the op that combines
-  the examples.
-* *refused by rule*: an error while the graph is built, for a loss that cannot be proven
-  and cannot be computed one example at a time; for terms that depend on more than trained
-  variables and constants; and for state written from the batch: a variable, a queue, a
-  table, a file or Python.
+* *refused: mixed*: an error while the graph is built, which names the op that
+  combines the examples.
+* *refused by rule*: an error while the graph is built, for a loss that cannot be
+  proven and cannot be computed one example at a time; for terms that depend on more
+  than trained variables and constants; and for state written from the batch: a
+  variable, a queue, a table, a file or Python.
 * *one example at a time*: the proof ends at an op, and each example's gradient is
   computed from its own data alone ([guarantees](../guarantees.md)).
-* *found by the comparison*: an error of the first step, which compares its gradients with
-  ordinary gradients.
+* *found by the comparison*: an error of the first step, which compares its
+  gradients with ordinary gradients.
 
 """
 

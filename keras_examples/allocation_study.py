@@ -3,8 +3,8 @@ r"""Compares Poisson sampling, random allocation and shuffling at equal privacy.
     python -m keras_examples.allocation_study --dataset=mnist --data_dir=DIR
 
 A small network is trained privately from scratch with each, at the same epsilon, delta,
-epochs, and expected batch size; the noise is what `PrivacyPlan` works out for the way
-to draw. Runs draw fresh noise. Learning rate and clip rule are the same for all.
+epochs, and expected batch size; `PrivacyPlan` computes the noise for the way to draw.
+Runs draw fresh noise. Learning rate and clip rule are the same for all.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def split_clients(
       DataFileError: if there are too few clients.
 
     >>> split_clients(["ann", "ben", "eve"], {"test": 0.3}, seed=0)
-    {'ben': 'test', 'eve': 'train', 'ann': 'train'}
+    {'ben': 'test', 'ann': 'train', 'eve': 'train'}
     """
     counts = {
         purpose: max(1, round(share * len(client_ids)))

@@ -1,6 +1,6 @@
-"""What the stack at hand cannot run is left out here, and nowhere else.
+"""Leaves out the tests that the installed stack cannot run.
 
-docs/stacks.md has the stacks. The header of a run says what was left out, and why.
+docs/stacks.md has the stacks. The header of a run names the tests left out, and why.
 """
 
 import importlib.metadata
@@ -21,8 +21,8 @@ NEEDS = {
 }
 MISSING = [name for name in NEEDS if importlib.util.find_spec(name) is None]
 
-# From TensorFlow 2.16 on, `tf.keras` is Keras 3 unless it is told otherwise. (Not asked
-# of TensorFlow itself, whose import takes seconds.)
+# From TensorFlow 2.16 on, `tf.keras` is Keras 3 by default. (TensorFlow itself is not
+# asked, because its import takes seconds.)
 MAJOR, MINOR = map(int, importlib.metadata.version("tensorflow").split(".")[:2])
 LEGACY = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
 KERAS_3 = (MAJOR, MINOR) >= (2, 16) and not LEGACY
@@ -34,11 +34,11 @@ collect_ignore = [OTHER_KERAS]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_warning_recorded(warning_message) -> None:
-    """Makes what a test warned of a plain warning with the same text.
+    """Turns a test's warning into a plain warning with the same text.
 
-    Who runs tests in several processes imports the class of each warning, in a thread
-    for each process: two threads in the same package end the run, in an error that
-    blames neither a test nor a warning.
+    pytest-xdist imports the class of each warning, in a thread for each process: two
+    threads in the same package end the run, in an error that blames neither a test nor
+    a warning.
     """
     kind = warning_message.category
     if kind.__module__ != "builtins":
@@ -54,16 +54,16 @@ def pytest_report_header() -> list[str]:
     ] + [f"without {OTHER_KERAS}, which is of another Keras"]
 
 
-# Which packages have a table of what is written for the library, and what adds to it,
-# for as long as a process lives.
+# The packages with a table of users' registrations, and the function that adds to it
+# for the life of a process.
 REGISTER = {"tfdpclip.clipping": "register_rule", "tfdpclip.gradients": "op_rule"}
 
 
 @pytest.fixture(autouse=True)
 def _rules_are_as_before():
-    """Takes out what a docstring or a page of docs taught the library.
+    """Removes the registrations that a docstring or a page made.
 
-    Tests of which ops or clip rules there are may follow in the same process.
+    Tests of the set of ops or clip rules may follow in the same process.
     """
     tables = [
         getattr(sys.modules[package], name).__globals__["_RULES"]
@@ -74,11 +74,12 @@ def _rules_are_as_before():
     yield
     taken = sys.modules.get("tfdpclip.sampling.handed_out")
     if taken is not None:
-        # Elements of batches that another test drew, and something still holds.
+        # Drops elements of batches that an earlier test drew and that are still
+        # referenced.
         taken._TAKEN.clear()
     noise = sys.modules.get("tfdpclip.accounting.round_noise")
     if noise is not None:
-        # The noise of aggregators that another test made.
+        # Drops the noise of aggregators that an earlier test made.
         noise._made.clear()
     for table, rules in zip(tables, before, strict=True):
         table.clear()

@@ -2,8 +2,8 @@
 
     python -m benchmarks.accounting_time --output_dir=runs/benchmarks
 
-Every question is asked in a fresh process, so that nothing is remembered, and again in
-the same one.
+Every question is asked in a fresh process, without any cache, and a second time in the
+same process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks import sections
 from benchmarks.peers import installed
 from driver_kit import command_line
 
-# Name, Python expression, seconds that it may take.
+# Name, Python expression, and the allowed seconds.
 QUESTIONS = (
     (
         "epsilon, 1,000,000 steps",
@@ -52,7 +52,7 @@ COLUMNS = ("question", "answer", "seconds", "again_seconds", "limit_seconds", "w
 
 
 def ask(expression: str) -> tuple[float, float, float]:
-    """The answer, the seconds it took, and the seconds it took again."""
+    """The answer, and the seconds of the first and the second time."""
     from tfdpclip import accounting, sampling
 
     code = compile(expression, "question", "eval")
@@ -66,7 +66,7 @@ def ask(expression: str) -> tuple[float, float, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures, writes accounting.csv and prints it."""
+    """Measures, prints the results and writes accounting.csv."""
     from benchmarks import cells
 
     parser = command_line.argument_parser(__doc__)

@@ -1,8 +1,8 @@
-"""Runs measurements in processes of their own, and keeps the table of results.
+"""Runs measurements in separate processes, and keeps the table of results.
 
 A block is one model, one batch size and some variants of one framework, timed in turn
-in one process next to that framework's plain step. Each block's results are appended
-to a CSV file at once, and what the file has is not measured again.
+in the same process as that framework's plain step. Each block's results are appended to
+a CSV file at once, and results in the file are not measured again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from benchmarks.timing import Spec, quantiles
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
-# Where each variant is measured. A peer has a process to itself, next to a plain step,
-# so that one which crashes or hangs takes no other with it.
+# The variants, by the process that measures them. A peer has a separate process, next
+# to a plain step, so that its crash or hang loses no other variant.
 OURS = (
     "fixed",
     "quantile",
@@ -82,7 +82,7 @@ TIME_COLUMNS = (
 
 
 def framework_of(variant: str) -> str:
-    """The framework that runs a variant, plain steps of the others apart."""
+    """The framework that runs a variant; plain steps belong to each framework."""
     return PEERS.get(variant.removesuffix("_xla"), "tensorflow")
 
 
@@ -93,19 +93,19 @@ def run(
     timeout: float,
     memory_limit_mib: float | None = None,
 ) -> dict[str, dict[str, Any]] | None:
-    """Measures one block in a fresh process.
+    """Measures a block in a fresh process.
 
     Args:
       framework: "tensorflow", "federated", "federated_tasks", "opacus" or "jax".
-      spec: what to measure.
+      spec: the measurement.
       timeout: seconds after which the process is stopped.
-      memory_limit_mib: resident memory at which it is stopped; None: 90% of what is
+      memory_limit_mib: resident memory at which it is stopped; None: 90% of the memory
         available now, so that the machine never runs out.
 
     Returns:
-      By variant, what the worker found: `status`, `note`, `parameters`, `watched_mib`
-      (the most memory that the process and its children were seen to have) and either
-      times or memory. A process that was stopped or died gives each variant the status
+      The worker's results by variant: `status`, `note`, `parameters`, `watched_mib`
+      (the largest memory seen of the process and its children) and either times or
+      memory. A process that was stopped or died gives each variant the status
       "timeout", "memory" or "error". None if the framework is not installed.
     """
     python = installed.python_of(framework)
@@ -158,8 +158,8 @@ def run(
 def _watch(process, timeout: float, limit_mib: float) -> tuple[str, str, float]:
     """Waits for the process, or for a reason to stop it.
 
-    Returns the status that this gives if there are no results, a note, and the largest
-    memory seen, with that of the processes that it started.
+    Returns the status for the case that there are no results, a note, and the largest
+    memory seen, children included.
     """
     deadline = time.monotonic() + timeout
     watched = psutil.Process(process.pid)
@@ -194,7 +194,7 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _stop(process) -> None:
-    """Ends the process and what it started: they are a group of their own."""
+    """Ends the process and its children, which form a process group."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -241,7 +241,7 @@ def time_rows(
 
 
 def key_of(framework: str, spec: Spec, variant: str) -> dict[str, Any]:
-    """The columns that say what was measured."""
+    """The columns that identify a measurement."""
     options = ";".join(f"{name}={value}" for name, value in spec.options.items())
     return {
         "framework": framework,
@@ -289,7 +289,7 @@ class Table:
         return None
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Appends those rows whose key the table does not have yet."""
+        """Appends the rows whose key the table does not have yet."""
         new = []
         for row in rows:
             if self.find(row) is None:

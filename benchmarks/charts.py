@@ -58,7 +58,7 @@ def grid(count: int) -> tuple[Any, list[Any]]:
 
 
 def lines(axis, points: pd.DataFrame, variant: str, x: str, y: str, label: str):
-    """One variant's line, in its look."""
+    """The line of a variant, in its style."""
     colour, marker, line = _STYLES.get(variant, _OTHER)
     points = points.dropna(subset=[y]).sort_values(x)
     if len(points):
@@ -75,7 +75,7 @@ def lines(axis, points: pd.DataFrame, variant: str, x: str, y: str, label: str):
 
 
 def legend(figure: Any, axes: Sequence[Any]) -> None:
-    """One legend for all panels."""
+    """A legend for all panels."""
     handles: dict[str, object] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -97,7 +97,7 @@ def time_figure(table, variants: Sequence[str], path: pathlib.Path) -> None:
         axis.set(xscale="log", yscale="log", title=model)
         shown = part[part["variant"].isin(variants)]["ratio"]
         top = shown.max() if np.isfinite(shown.max()) else 2.0
-        # A compiled private step can be much faster than the compiled plain one.
+        # A compiled private step can be much faster than the compiled plain step.
         least = shown.min() if np.isfinite(shown.min()) else 1.0
         ends = min(0.7, 0.7 * least), max(4.0, 1.3 * top)
         axis.set_ylim(*ends)

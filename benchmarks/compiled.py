@@ -1,18 +1,19 @@
-"""Plain and private steps as XLA compiles them, here or where there is no TensorFlow.
+"""Plain and private steps compiled by XLA, on this machine or without TensorFlow.
 
     python -m benchmarks.compiled --output_dir=runs/compiled
 
-Writes the steps of every model as files (`benchmarks.step_files`) and has
-`benchmarks.run_steps` run them, in a process of its own that knows JAX and NumPy only.
-compiled.csv has what it found, tables.md the tables. What the CSV has is not measured
-again. For a GPU whose machine has no TensorFlow, here and then there:
+Writes the steps of every model as files (`benchmarks.step_files`).
+`benchmarks.run_steps` runs them in a separate process that needs only JAX and NumPy.
+compiled.csv has the results, tables.md the tables; results in the CSV file are not
+measured again. For a GPU on a machine without TensorFlow, run the first command here
+and the second there:
 
     python -m benchmarks.compiled --folder=steps --only_write
     python steps/run_steps.py steps/*/ --output=results.json
 
-and `--add=results.json` puts what it found into the tables. With --paper, also
-transformers of 100 million and a billion weights, which are compiled and not run, how
-the time to compile grows with depth, and steps that are split over eight devices.
+`--add=results.json` adds the second command's results to the tables. With --paper, also
+transformers of 100 million and a billion weights, which are compiled and not run, the
+growth of the compile time with depth, and steps that are split over eight devices.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures what the tables lack, and writes them."""
+    """Measures the cells that the tables lack, and writes the tables."""
     options = arguments(argv)
     if options.worker:
         _write_here(json.loads(options.worker))
@@ -112,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not options.only_write:
             installed.record(options.output_dir, ["tensorflow"])
         with tempfile.TemporaryDirectory() as folder:
-            # Those who write into it have another working directory.
+            # The writing processes have a different working directory.
             place = pathlib.Path(options.folder or folder).resolve()
             _measure_all(table, options, place)
             if options.paper and not options.only_write:
@@ -123,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _cells(options) -> Iterator[tuple[Cell, list[str]]]:
-    """Every cell, and the private variants of it."""
+    """Every cell with its private variants."""
     for model, size, optimizer, policy in itertools.product(
         options.models,
         map(int, options.batch_sizes),
@@ -131,7 +132,7 @@ def _cells(options) -> Iterator[tuple[Cell, list[str]]]:
         options.policies,
     ):
         usual = (optimizer, policy) == ("sgd", "float32")
-        # One thing at a time.
+        # Only one setting differs from the usual at a time.
         if usual or "sgd" == optimizer or policy == "float32":
             modes = [m for m in options.modes if usual or m in _FEW]
             yield Cell(model, size, optimizer, policy), modes
@@ -184,7 +185,7 @@ def _measure_all(table, options, folder: pathlib.Path) -> None:
 
 
 def _jaxlib(python: str) -> str:
-    """The version of jaxlib that a Python has; MeasureError if it has none."""
+    """The version of jaxlib that a Python has; MeasureError if jaxlib is missing."""
     return _output_of([python, "-c", "import jaxlib; print(jaxlib.__version__)"])[:-1]
 
 
@@ -220,7 +221,7 @@ def _compile_papers(options, folder: pathlib.Path) -> None:
 
 
 def _write_elsewhere(what: dict[str, Any]) -> None:
-    """Writes step files in a process of its own: TensorFlow keeps what it compiled."""
+    """Writes step files in a separate process: TensorFlow keeps compiled programs."""
     command = [sys.executable, "-m", "benchmarks.compiled", "--worker"]
     _output_of([*command, json.dumps(what)])
 

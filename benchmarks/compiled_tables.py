@@ -1,4 +1,4 @@
-"""The CSV files and tables of `benchmarks.compiled`, from what its runner found."""
+"""The CSV files and tables of `benchmarks.compiled`, from its runner's results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOFLINE_COLUMNS = ("model", "batch_size", "ratio")
 
 
 def rows_of(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows of the table, of what `benchmarks.run_steps` found in one folder."""
+    """Rows of the table, from the results of `benchmarks.run_steps` for a folder."""
     steps = found["steps"]
     plain = steps[next(iter(steps))]
     device = "cpu" if found["platform"] == "cpu" else found["device"]
@@ -69,12 +69,12 @@ def _more(step: dict, plain: dict) -> str:
 
 
 def paper_row(of: int, found: dict[str, Any], variant: str) -> dict[str, Any]:
-    """A row of what was compiled and not run.
+    """A row about a step that was compiled and not run.
 
     Args:
-      of: how many blocks the whole has.
-      found: what `benchmarks.run_steps` found.
-      variant: which step.
+      of: the number of blocks of the whole model.
+      found: the results of `benchmarks.run_steps`.
+      variant: of the step.
     """
     step = found["steps"][variant]
     return {
@@ -202,7 +202,7 @@ def along(points: Sequence[tuple[float, float]], place: float) -> float:
 
 
 def whole(rows: Iterable[dict[str, str]]) -> list[list[str]]:
-    """What models of all blocks would take, from what two depths take.
+    """The cost of models of all blocks, extrapolated from two depths.
 
     Returns:
       For each model its name, its blocks, the weights, and of its plain and of its

@@ -3,8 +3,8 @@
     make peers
     python -m benchmarks.every_row --output_dir=runs/benchmarks
 
-Each part is a program of its own, and skips what its table has already, so that a run
-that was stopped goes on. A part that fails does not keep the others from running.
+Each part is a separate program, and skips the rows that its table has, so a stopped run
+continues. A part that fails does not stop the remaining parts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UNROLLED = "lstm_unrolled,gru_unrolled"
 _LARGE = "transformer6,resnet18,vit_tiny_film"
 _CHECKED = "quantile,quantile_unchecked"
 _AGGREGATORS = "gaussian_adaptive,central,secure,distributed"
-#: The programs, and what each is told besides where to write.
+#: The programs, with their arguments beside the output directory.
 PARTS: tuple[tuple[str, ...], ...] = (
     (
         *("step_time", f"--models={_SEVEN}", "--batch_sizes=64,256"),
@@ -86,7 +86,7 @@ PARTS: tuple[tuple[str, ...], ...] = (
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the programs one after the other."""
+    """Runs the programs in turn."""
     parser = command_line.argument_parser(__doc__)
     parser.add_argument(
         "--output_dir", type=pathlib.Path, default=pathlib.Path("runs/benchmarks")

@@ -1,9 +1,9 @@
-"""What any aggregation like ours takes at least: not private, for `federated_worker`.
+"""The least time of aggregations of this kind: not private, for `federated_worker`.
 
-`Product` measures each update and multiplies it with one number, without noise or a
-rule: the least that clipping at a client can be. `ModularSum` sends updates as integers
-into a sum modulo 2^24 and reads them again, without clipping, rotation, rounding or
-noise: the least that distributed noise can be.
+`Product` measures each update and multiplies it by a number, without noise or a rule:
+the floor for clipping at a client. `ModularSum` sends updates as integers into a sum
+modulo 2^24 and reads them again, without clipping, rotation, rounding or noise: the
+floor for distributed noise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Floor(tff.aggregators.UnweightedAggregationFactory):
     """A mean without a state.
 
     Args:
-      clients: what the sum is divided by.
+      clients: the divisor of the sum.
     """
 
     def __init__(self, clients: int):

@@ -1,11 +1,11 @@
-"""Times a federated round with our aggregators against other ones.
+"""Times a federated round with this library's aggregators against other aggregators.
 
     python -m benchmarks.federated_round --output_dir=runs/benchmarks
 
 Each aggregator and the unweighted mean are timed in turn, over and over, in a fresh
-process; the ratio is to the mean's round of the same turn. Rows go to federated.csv as
-they are found, and what is there is not measured again. With --memory, a fresh process
-for each aggregator alone gives the peak memory, TensorFlow Federated's worker included.
+process; the ratio is to the mean's round of the same turn. Rows go to federated.csv at
+once, and rows in the file are not measured again. With --memory, a fresh process for
+each aggregator alone gives the peak memory, TensorFlow Federated's worker included.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures what the table lacks."""
+    """Measures the rows that the table lacks."""
     options = arguments(argv)
     installed.record(options.output_dir, ["tensorflow"])
     table = cells.Table(options.output_dir / "federated.csv", COLUMNS, COLUMNS[:4])

@@ -2,12 +2,12 @@
 
     python -m benchmarks.federated_tasks --output_dir=runs/benchmarks
 
-For each task, in a fresh process and in turn: `fit`, a round of the local engine, one
-of the engine of TensorFlow Federated, one of its own weighted averaging without
-clipping or noise, and an evaluation of as many examples as the round trained on. Ratios
-are to the `fit` of the same turn. The data are made up, in the formats and sizes of the
-real ones. Rows go to federated_tasks.csv as they are found, and what is there is not
-measured again.
+For each task, in a fresh process and in turn: `fit`, a round of the local engine, a
+round of the engine of TensorFlow Federated, a round of TensorFlow Federated's weighted
+averaging without clipping or noise, and an evaluation of as many examples as the round
+trained on. Ratios are to the `fit` of the same turn. The data are made up, in the
+formats and sizes of the real data. Rows go to federated_tasks.csv at once, and rows in
+the file are not measured again.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures what the table lacks."""
+    """Measures the rows that the table lacks."""
     options = arguments(argv)
     installed.record(options.output_dir, ["tensorflow"])
     path = options.output_dir / "federated_tasks.csv"

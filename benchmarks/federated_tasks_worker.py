@@ -2,12 +2,12 @@
 
     python -m benchmarks.federated_tasks_worker spec.json results.json
 
-`benchmarks.federated_tasks` starts it; `benchmarks.timing` says what the files hold.
-"plain" is `fit` of the task's network on the batches of a round, with the same losses
-and no metrics; "local" and "tff" are rounds of the two engines, from the clients'
-arrays to the new model; "tff_own" is a round of TensorFlow Federated's own weighted
-averaging, without clipping or noise; "evaluation" evaluates as many examples as a round
-trains on.
+`benchmarks.federated_tasks` starts it; `benchmarks.timing` documents the files. "plain"
+is `fit` of the task's network on the batches of a round, with the same losses and no
+metrics; "local" and "tff" are rounds of the two engines, from the clients' arrays to
+the new model; "tff_own" is a round of TensorFlow Federated's own weighted averaging,
+without clipping or noise; "evaluation" evaluates as many examples as the round trains
+on.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tff_tasks.evaluation import Evaluator
 from tff_tasks.registry import task_class
 from tff_tasks.task import Task
 
-_SMALL_RATE = 1e-3  # Nothing diverges: what is not finite is slower or faster.
+_SMALL_RATE = 1e-3  # No divergence: numbers that are not finite take a different time.
 
 
 class Round:
-    """A cohort of a task and what to do with it.
+    """A cohort of a task and the variants of a round.
 
     Args:
-      spec: what to measure.
+      spec: the measurement.
     """
 
     def __init__(self, spec: timing.Spec):
@@ -126,7 +126,7 @@ class Round:
 
 
 def makers(spec: timing.Spec) -> tuple[dict[str, Callable], int]:
-    """What makes a step, by variant, and the number of parameters."""
+    """The functions that make a step, by variant, and the number of parameters."""
     made = Round(spec)
 
     def tff_engine():
@@ -146,8 +146,8 @@ def makers(spec: timing.Spec) -> tuple[dict[str, Callable], int]:
         raise ValueError(
             f"variants must be of {', '.join(known)}, got {', '.join(unknown)}."
         )
-    # To build a network within a federated computation leaves those that were there
-    # before unusable: these come first.
+    # Building a network within a federated computation makes existing networks
+    # unusable, so these variants come first.
     first = {
         name: known[name]() for name in ("tff", "tff_own") if name in spec.variants
     }

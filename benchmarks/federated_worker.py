@@ -1,11 +1,11 @@
-"""Times rounds of federated aggregation in a process of its own.
+"""Times rounds of federated aggregation in a separate process.
 
     python -m benchmarks.federated_worker spec.json results.json
 
-`benchmarks.federated_round` starts it; `benchmarks.timing` says what the files hold.
-"plain" is TensorFlow Federated's unweighted mean, `gaussian_adaptive` its own
-aggregator with adaptive clipping; floors are in `benchmarks.federated_floors`, the
-others ours.
+`benchmarks.federated_round` starts it; `benchmarks.timing` documents the files. "plain"
+is TensorFlow Federated's unweighted mean, `gaussian_adaptive` its own aggregator with
+adaptive clipping; floors are in `benchmarks.federated_floors`; the remaining names are
+this library's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def hidden_for(parameters: int) -> int:
 
 
 def aggregators(clients: int) -> dict[str, Callable]:
-    """What is timed, by name."""
+    """The timed aggregators, by name."""
     # The default of a twentieth of the clients is too precise for ten of them.
     count_stddev = max(1.0, clients / 20)
     quantile = dpc.QuantileClip(count_stddev=count_stddev)
@@ -78,7 +78,7 @@ def shapes(hidden: int) -> list[list[int]]:
 
 
 def aggregation_round(factory, hidden: int, clients: int) -> Callable[[], None]:
-    """One round of the aggregator alone."""
+    """A round of the aggregator alone."""
     value_type = tff.to_type([(np.float32, shape) for shape in shapes(hidden)])
     process = factory().create(value_type)
 
@@ -104,7 +104,7 @@ def aggregation_round(factory, hidden: int, clients: int) -> Callable[[], None]:
 
 
 def updates_round(factory, hidden: int, clients: int) -> Callable[[], None]:
-    """One round of the aggregator on arrays."""
+    """A round of the aggregator on arrays."""
     value_type = tff.to_type([(np.float32, shape) for shape in shapes(hidden)])
     process = factory().create(value_type)
     rng = np.random.default_rng(0)
@@ -121,7 +121,7 @@ def updates_round(factory, hidden: int, clients: int) -> Callable[[], None]:
 
 
 def fedavg_round(factory, hidden: int, clients: int) -> Callable[[], None]:
-    """One round of federated averaging, one batch of 20 at each client."""
+    """A round of federated averaging, one batch of 20 at each client."""
 
     def model_fn():
         model = tf.keras.Sequential(
@@ -171,7 +171,7 @@ ROUNDS = {
 
 
 def makers(spec: timing.Spec) -> tuple[dict[str, Callable], int]:
-    """What makes a round, by variant, and the number of parameters."""
+    """The functions that make a round, by variant, and the number of parameters."""
     if spec.model not in ROUNDS:
         raise ValueError(f"model must be of {', '.join(ROUNDS)}, got {spec.model!r}.")
     clients, hidden = spec.batch_size, hidden_for(spec.options["parameters"])

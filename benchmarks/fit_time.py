@@ -13,13 +13,13 @@ import tensorflow as tf
 import tfdpclip as dpc
 from benchmarks import models
 
-#: Each adds one part to what is before it; see `benchmarks.whole_fit`.
+#: Each variant adds a part to the variant before; see `benchmarks.whole_fit`.
 VARIANTS = ("plain", "unchecked", "step", "batches", "plan")
 _EPSILON = 3.0
 
 
 class _Clock(tf.keras.callbacks.Callback):
-    """The seconds of each epoch, from the end of the one before."""
+    """The seconds of each epoch, from the end of the epoch before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def _fit(
         )
         checks = {"check_gradients": "never"} if variant == "unchecked" else {}
         optimizer = plan.optimizer(dpc.keras.DPSGD, 0.1, **checks)
-    # Keras 3 would compile one of them by XLA, and not another.
+    # By default Keras 3 would compile only some of them by XLA.
     model.compile(optimizer, loss, jit_compile=xla)
     clock = _Clock()
     told = {"epochs": epochs, "verbose": 0}
@@ -82,9 +82,9 @@ def measure(
     Args:
       name: of `benchmarks.models`.
       size: examples of a batch, expected ones where they are drawn.
-      examples: how many there are.
+      examples: the number of examples.
       epochs: of each call of `fit`, at least 2.
-      turns: how many calls of each variant, one after the other.
+      turns: the number of calls of each variant, in turn.
       xla: whether XLA compiles the steps, for which batches are filled up.
       fit: trains once.
       variants: of `VARIANTS`, "plain" first.

@@ -1,4 +1,4 @@
-"""Exponents of growth, of private steps and of plain ones."""
+"""Exponents of growth of private and of plain steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-# The fit's points: smaller sizes show what a step costs at any size.
+# The number of points of the fit: smaller sizes show the constant cost of a step.
 FIT_POINTS = 3
 # Exponents of three points, of medians that scatter by some percent each, differ by
 # this much without a reason.

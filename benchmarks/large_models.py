@@ -67,8 +67,8 @@ class LowRank(L.Layer):
     """A frozen dense layer, to which a product of low rank is added (Hu et al. 2021).
 
     Args:
-      units: numbers that come out.
-      rank: of what trains.
+      units: the width of the output.
+      rank: of the trained product.
     """
 
     def __init__(self, units: int, rank: int):
@@ -79,7 +79,7 @@ class LowRank(L.Layer):
         width = input_shape[-1]
         self.kernel = self._weight("kernel", width, self._units, trainable=False)
         self.down = self._weight("down", width, self._rank)
-        # Of zeros in practice; then the gradient of the other would be zero.
+        # Zeros in practice; but then the gradient of the first factor would be zero.
         self.up = self._weight("up", self._rank, self._units)
 
     def _weight(self, name, *shape, **options):
@@ -91,7 +91,7 @@ class LowRank(L.Layer):
 
 
 class CausalAttention(L.Layer):
-    """Attention to what came before; queries and values train, at low rank."""
+    """Attention to earlier positions; queries and values train, at low rank."""
 
     def __init__(self, heads: int, rank: int):
         super().__init__()
@@ -122,7 +122,7 @@ class CausalAttention(L.Layer):
 def decoder(
     length: int, rank: int = 8, blocks: int = 6, width: int = 256, words: int = 1_000
 ) -> tf.keras.Model:
-    """A causal language model of which only what `LowRank` adds is trained."""
+    """A causal language model of which only the products of `LowRank` are trained."""
     tokens = L.Input((length,), dtype="int32")
     x = Positions()(L.Embedding(words, width)(tokens))
     for _ in range(blocks):

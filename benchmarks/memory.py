@@ -2,9 +2,9 @@
 
     python -m benchmarks.memory --output_dir=runs/benchmarks
 
-`peak` is the whole process, framework and all; `of the step` is what it grew by from
-the first step on. With --largest_batch, also the largest batch that a process can
-train on within --memory_budget MiB, found by doubling and bisection; slow.
+`peak` is the whole process, framework and all; `of the step` is its growth from the
+first step on. With --largest_batch, also the largest batch that a process can train on
+within --memory_budget MiB, found by doubling and bisection; slow.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LARGEST_COLUMNS = (
     "ratio",
     "note",
 )
-# Below this, what a step needs is lost in what an allocator keeps.
+# Below this, the allocator's own memory hides the step's.
 _LEAST_STEP_MIB = 1.0
 _PRECISION = 1.1
 
@@ -97,7 +97,7 @@ def largest(fits: Callable[[int], bool], limit: int, precision: float = 1.1) -> 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures what the tables lack."""
+    """Measures the rows that the tables lack."""
     options = arguments(argv)
     variants = [("tensorflow", name) for name in options.modes]
     variants += [(cells.framework_of(name), name) for name in options.peers]
@@ -169,12 +169,12 @@ def _search(table, options, model, framework, variant) -> None:
         if cell["status"] != "ok":
             notes.append((cell["status"], f"B={size}: {cell['note']}"))
             return False
-        # What was over between two looks at the process counts as well.
+        # A peak between two looks at the process counts as well.
         return cell["peak_mib"] <= options.memory_budget
 
     size = largest(fits, options.largest_limit, _PRECISION)
     other = [note for note in notes if note[0] != "memory"]
-    # A limit of time, or a library that cannot do it, is not a limit of memory.
+    # A limit of time, or a library that cannot train it, is not a limit of memory.
     status, note = other[0] if other else ("ok", "")
     plain = size if variant == "plain" else None
     row = table.find({**key, "variant": "plain"})

@@ -21,8 +21,8 @@ class Task:
     Attributes:
       build: makes the model.
       batch: `batch(rng, size)` -> (x, y), two arrays.
-      parameters: how many parameters it must have, frozen ones included; None where
-        that follows from the options.
+      parameters: the number of parameters it must have, frozen ones included; None
+        where that follows from the options.
     """
 
     build: Callable[[], tf.keras.Model]
@@ -174,7 +174,8 @@ def lora(length: int = 128) -> Task:
     return Task(lambda: decoder(length), batch)
 
 
-# Each name, what makes it and the options that differ from the maker's own.
+# For each name the function that makes the model, the options that differ from its
+# defaults, and the number of parameters.
 _FAMILIES: dict[str, tuple[Callable[..., Task], dict[str, Any], int]] = {
     "mnist_cnn": (mnist_cnn, {}, 26_010),
     "convnet": (convnet, {}, 131_466),
@@ -199,7 +200,7 @@ def make(name: str, **options: Any) -> Task:
 
     Args:
       name: one of `NAMES`.
-      options: what to make larger or smaller, for scaling studies.
+      options: sizes to change, for scaling studies.
 
     Returns:
       The task. Without options it knows how many parameters it must have.
@@ -218,7 +219,7 @@ def make(name: str, **options: Any) -> Task:
 
 
 def checked_model(task: Task) -> tf.keras.Model:
-    """Builds the model; raises ValueError if it is not of the size it must be."""
+    """Builds the model; raises ValueError if its number of parameters is wrong."""
     model = task.build()
     if task.parameters not in (None, model.count_params()):
         raise ValueError(

@@ -1,13 +1,13 @@
-"""Which operations of a private step cost what a plain step does not have.
+"""The operations that make a private step slower than a plain step.
 
     python -m benchmarks.op_times --output_dir=runs/benchmarks
 
 TensorFlow's profiler records every kernel of some steps of a plain and of a private
-step, in a process of its own for each model and batch size. Times are summed by the
-kind of operation: op_times.csv has all of them, op_times.md the largest differences.
-Kernels of a step run side by side on several cores, and the profiler itself costs time,
-so that the sums say where time goes, not how long a step takes; `benchmarks.step_time`
-says that.
+step, in a separate process for each model and batch size. Times are summed by the kind
+of operation: op_times.csv has all of them, op_times.md the largest differences. Kernels
+of a step run side by side on several cores, and the profiler itself costs time, so the
+sums say where time goes, not how long a step takes; `benchmarks.step_time` measures
+that.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COLUMNS = ("model", "batch_size", "op", "plain_ms", "private_ms", "difference_ms
 # The function that XLA makes of the noise is called, not inlined.
 _NOISE = "noise, compiled"
 _NAMES = {"PartitionedCall": _NOISE}
-# What TensorFlow 2.21 calls the same, where an event has the op's name no more.
+# TensorFlow 2.21's event for compiled kernels, which lacks the op's name.
 _COMPILED = "CpuExecutable::ExecuteAsyncOnStream"
 _PREFIXES = ("_MklNative", "_Mkl", "_Fused")
 _LINES = 8
@@ -57,7 +57,7 @@ def kind(event: str) -> str | None:
 
 
 def times_of_kernels(directory: pathlib.Path) -> dict[str, float]:
-    """Milliseconds by kind of operation, of what the profiler wrote."""
+    """Milliseconds by kind of operation, from the profiler's files."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     total: dict[str, float] = collections.defaultdict(float)
@@ -73,7 +73,7 @@ def times_of_kernels(directory: pathlib.Path) -> dict[str, float]:
                     found = kind(names[event.metadata_id])
                     if found is not None:
                         total[found] += event.duration_ps / 1e9
-    # The op is around what it runs, where both are known.
+    # The op contains the compiled kernel, where both are known.
     if compiled and _NOISE not in total:
         total[_NOISE] = compiled
     return dict(total)

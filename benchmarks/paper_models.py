@@ -19,19 +19,19 @@ from benchmarks.step_files import Cell
 
 L = tf.keras.layers
 RANK = 8
-# Nobody runs them.
+# The models are never run.
 _ZEROS: dict[str, Any] = {"kernel_initializer": "zeros"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How large a transformer is.
+    """The size of a transformer.
 
     Attributes:
       width: of its vectors.
-      blocks: how many the whole has; what is compiled may have fewer.
+      blocks: of the whole model; the compiled part may have fewer.
       heads: of its attention.
-      vocabulary: how many tokens there are.
+      vocabulary: the number of tokens.
       length: tokens of an example.
       batch_size: examples of a step.
     """
@@ -157,16 +157,16 @@ def embedding(vocabulary: int, width: int, length: int) -> tf.keras.Model:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Something to compile and to look at.
+    """A model to compile, and shapes to look for in its programs.
 
     Attributes:
       name: of the model, and how it is trained.
       blocks: how many of its blocks are compiled.
-      of: how many it has.
-      cell: what its steps are.
+      of: the number of blocks of the whole model.
+      cell: the settings of its steps.
       task: makes the model and its batches.
-      variants: which steps.
-      shapes: what to look for in the programs, as "8,250000,64".
+      variants: of the step.
+      shapes: to look for in the programs, as "8,250000,64".
       devices: over how many the step is split.
     """
 
@@ -180,11 +180,11 @@ class Case:
     devices: int = 1
 
     def key(self) -> dict[str, Any]:
-        """The columns of the table that say which it is."""
+        """The columns of the table that identify the case."""
         return {"name": self.name, "blocks": self.blocks, "devices": self.devices}
 
     def counts(self) -> dict[str, int]:
-        """Weights of what is compiled, and how many of them train."""
+        """The weights of the compiled model, and how many of them train."""
         task = self.task() or models.make(self.cell.model)
         model = task.build()
         trained = sum(math.prod(v.shape) for v in model.trainable_variables)

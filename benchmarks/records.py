@@ -2,12 +2,12 @@
 
     python -m benchmarks.records --cores=1,2 --output_dir=runs/benchmarks
 
-As many files as asked for are written to a temporary folder, and decoded at some size
-by one pipeline (`map` with AUTOTUNE): shuffled, batched and prefetched by `tf.data`
-alone; drawn by `Poisson` as `fit` gets it; and, for one row per file, by a class with
-`__getitem__`, with one worker and with eight. Each in turn, `--turns` times; the best
-counts. What is counted are images, not rows that fill batches up. For `--cores` all is
-done again in a process that has so many.
+The given number of files is written to a temporary folder, and decoded at a given size
+by the same pipeline (`map` with AUTOTUNE): shuffled, batched and prefetched by
+`tf.data` alone; drawn by `Poisson` as `fit` does; and, for a row per file, by a class
+with `__getitem__`, with one worker and with eight. They run in turn, `--turns` times;
+the best turn counts. The count is of images, without the rows that fill batches up. For
+each of `--cores` all is repeated in a process that has so many cores.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _image(path: tf.Tensor, side: int) -> tf.Tensor:
 
 
 class _Files:
-    """The same records, one by one."""
+    """The same records by random access."""
 
     def __init__(self, paths: list[str], side: int):
         self._paths, self._side = paths, side
@@ -124,7 +124,7 @@ def measure(
     for _ in range(turns):
         for name in VARIANTS:
             stream = elements(name, paths, side, size)
-            for _ in range(8):  # What was fetched before the clock began.
+            for _ in range(8):  # Skips the elements fetched before the clock began.
                 next(stream)
             images, began, cpu = 0, time.perf_counter(), time.process_time()
             while time.perf_counter() - began < seconds:
@@ -165,7 +165,7 @@ def _only(cores: int) -> Iterator[None]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures all of it, prints it and writes records.csv."""
+    """Measures all variants, prints the results and writes records.csv."""
     parser = command_line.argument_parser(__doc__)
     add = parser.add_argument
     add("--files", type=int, default=4000)

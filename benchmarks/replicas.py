@@ -3,9 +3,9 @@
     python -m benchmarks.replicas --output_dir=runs/replicas
 
 Replicas are parts of this machine's CPU, and workers processes on it, which share it:
-the same work on R of them is not faster than on one, and costs R updates and an
+the same work on R replicas is no faster than on one, and costs R updates and an
 all-reduce more. So the numbers to read are the ratios of private to plain for the same
-R. Every R has a process of its own (W workers have W), in which plain and private steps
+R. Every R has a separate process (W workers have W), in which plain and private steps
 are timed in turn.
 """
 
@@ -39,7 +39,7 @@ def measured(strategy, batch_size: int, seconds: float) -> dict[str, float]:
     """Milliseconds of a plain and of a private step, in this process.
 
     Args:
-      strategy: what to train under.
+      strategy: of `tf.distribute`.
       batch_size: examples in a step, on all replicas together.
       seconds: about how long to time each, where there is one worker.
 
@@ -102,7 +102,7 @@ def measured(strategy, batch_size: int, seconds: float) -> dict[str, float]:
             run(*data)
     for _ in range(_ROUNDS):
         for name, run in steps.items():
-            # As many on every worker: they wait for each other.
+            # The same number of steps on every worker: they wait for each other.
             for _ in range(_steps(strategy, run, data, seconds / _ROUNDS)):
                 started = time.perf_counter()
                 run(*data)
@@ -114,7 +114,7 @@ def measured(strategy, batch_size: int, seconds: float) -> dict[str, float]:
         "private_ms": times["private"],
         "ratio": times["private"] / times["plain"],
         **middle,
-        # The sum of each parameter, and one count.
+        # The sum of each parameter, and a count.
         "bytes_reduced": 4 * (parameters + 1),
     }
 
@@ -137,7 +137,7 @@ def _steps(strategy, run, data, seconds: float) -> int:
 
 
 def _alone(options: argparse.Namespace) -> dict[str, float]:
-    """What one process of a measurement does."""
+    """The work of a single process of a measurement."""
     import tensorflow as tf
 
     import tfdpclip as dpc
@@ -155,7 +155,7 @@ def _alone(options: argparse.Namespace) -> dict[str, float]:
 
 
 def _row(options: argparse.Namespace, kind: str, count: int) -> dict:
-    """One measurement, in processes of its own."""
+    """A measurement in separate processes."""
     tasks: list[dict[str, str]] = [{}]
     if kind == "workers":
         tasks = devices.local_cluster(count)

@@ -1,17 +1,17 @@
-"""What a private step would take on a GPU, as an estimate: nothing is run.
+"""The estimated time of a private step on a GPU; nothing is run.
 
     python -m benchmarks.roofline --cells=convnet:256,transformer:256
 
 Every op of the graph of a plain and of a private step is a kernel that takes the
 longest of three times: its multiplications and additions at the device's rate, the
-bytes that it reads and writes at the rate of its memory, and a launch. The sum over all
-is the step. That is crude: kernels reach a part of those rates, TensorFlow fuses some
-and runs others side by side, and what it does on the host is not in it. As both steps
-are taken that way, their ratio is less crude than their times.
+bytes that it reads and writes at the rate of its memory, and a launch. The step is the
+sum over all kernels. That is crude: kernels reach a part of those rates, TensorFlow
+fuses some and runs others side by side, and the host's work is left out. Both steps are
+estimated in the same way, so their ratio is less crude than their times.
 
 Left out are loops over an unknown number of steps (fused LSTM and GRU: on a GPU a plain
-layer is one kernel of cuDNN, a private one a loop), and the self-check. Of branches the
-cheaper one counts.
+layer is a kernel of cuDNN, a private layer a loop), and the self-check. Of branches the
+cheaper branch counts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CELLS = (
     *("transformer6:64", "resnet18:64", "vit_tiny_film:64"),
 )
 MODE = "quantile_unchecked"
-# They move nothing, or what they make stays with the host.
+# These ops move no data, or leave their results with the host.
 _FREE = frozenset(
     (
         *("Const", "Placeholder", "PlaceholderWithDefault", "Identity", "IdentityN"),
@@ -57,7 +57,7 @@ _ON_HOST = 16
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """A GPU: what its data sheet says.
+    """A GPU by its data sheet.
 
     Attributes:
       flops: operations of float32 a second.
@@ -70,7 +70,7 @@ class Device:
     launch: float = 4e-6
 
     def seconds(self, kernel: Kernel) -> float:
-        """The time of one kernel."""
+        """The time of a kernel."""
         return max(
             kernel.flops / self.flops, kernel.bytes / self.bandwidth, self.launch
         )
@@ -125,7 +125,7 @@ def _function(graph, op, attribute):
 
 
 def _needed(graph) -> Iterator[Any]:
-    """The ops that outputs depend on, and those that change something."""
+    """The ops that outputs depend on, and the ops that change a variable."""
     waiting = [t.op for t in graph.outputs]
     waiting += [op for op in graph.get_operations() if op.type.startswith("Assign")]
     waiting += [
@@ -178,7 +178,7 @@ def _flops(op) -> float:
 
 
 def estimate(model: str, batch_size: int, mode: str, device: Device) -> dict:
-    """Ratios of a private step to a plain one: a row of the table.
+    """Ratios of a private step to a plain step: a row of the table.
 
     Raises:
       LoopError: if a step has a loop.

@@ -2,12 +2,13 @@
 
     python run_steps.py FOLDER
 
-A step file is a training step as XLA gets it, which `python -m benchmarks.compiled
---folder=FOLDER` wrote; this file is copied beside it, and needs jaxlib (through JAX)
-and NumPy alone. Every step is compiled here, taken once and compared with what
-TensorFlow made of the same arguments; then the plain and the private ones are timed in
-turn. Also printed, where the client of this device offers it: bytes and operations by
-the compiler's own count, memory, and which kernels a private step has more.
+A step file is a training step in the form that XLA gets, which `python -m
+benchmarks.compiled --folder=FOLDER` wrote; this file is copied beside it, and needs
+jaxlib (through JAX) and NumPy alone. Every step is compiled here, taken once and
+compared with TensorFlow's results for the same arguments; then the plain and the
+private steps are timed in turn. Also printed, where the device's client offers it:
+bytes and operations by the compiler's own count, memory, and the additional kernels of
+a private step.
 
 The file is long because it is to be copied alone.
 """
@@ -37,8 +38,8 @@ VERSION = 1
 # A private step checks itself at the steps 1, 2, 4 and 8.
 WARM_UP_STEPS = 8
 LEAST_REPEATS = 7
-# How far a result may be from TensorFlow's, in units of its own length. Other compilers
-# sum in another order; a GPU multiplies in TF32 unless it is told not to.
+# The allowed distance of a result from TensorFlow's, in units of the result's length.
+# Other compilers sum in a different order; a GPU multiplies in TF32 by default.
 TOLERANCE = {"float32": 1e-3, "mixed_bfloat16": 5e-2}
 TOLERANCE_ELSEWHERE = 5e-2
 _HELP = ("-h", "-help", "--help", "--helpshort", "--helpfull")
@@ -65,20 +66,20 @@ _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 
 
 class StepFileError(ValueError):
-    """A folder of steps is not what was written."""
+    """A folder of steps is incomplete or changed."""
 
 
 def digest(array: np.ndarray) -> str:
-    """What an array is stored under: its type, shape and bytes, hashed."""
+    """The key of an array: its type, shape and bytes, hashed."""
     head = f"{array.dtype.str}{array.shape}".encode()
     return hashlib.sha256(head + array.tobytes()).hexdigest()[:32]
 
 
 def read(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The manifest and the arrays of a folder, once all of it was looked at.
+    """The manifest and the arrays of a folder, after a check of all its files.
 
     Raises:
-      StepFileError: if anything is missing, broken or changed; it says what.
+      StepFileError: if a part is missing, broken or changed; the message names it.
     """
     path = folder / MANIFEST
     if not path.exists():
@@ -138,8 +139,8 @@ class Program:
       hlo: the program, a serialised HLO module.
       updates: for each result the argument that it is the next value of, or None.
       ranks: for each argument that is to be split over all devices along its first
-        axis, its rank; None for what all have. Without, the program is for the first
-        device.
+        axis, its rank; None for arguments that all devices have. Without `ranks`, the
+        program is for the first device.
     """
 
     def __init__(
@@ -203,7 +204,7 @@ class Program:
         return following
 
     def analysis(self) -> dict[str, Any]:
-        """What the compiler says of the program; only what this client offers."""
+        """The compiler's analysis of the program, as far as this client offers it."""
         found: dict[str, Any] = {}
         try:
             cost = self._loaded.cost_analysis()
@@ -259,7 +260,7 @@ def _split(module: str | bytes, ranks: Sequence[int | None], devices: int) -> st
 
 
 def _shape_and_rest(text: str) -> tuple[str, str]:
-    """An instruction's type and what follows it."""
+    """An instruction's type and the rest of its text."""
     if not text.startswith("("):
         shape, _, rest = text.partition(" ")
         return shape, rest
@@ -272,7 +273,7 @@ def _shape_and_rest(text: str) -> tuple[str, str]:
 
 
 def arrays_in(shape: str) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """Of a type as HLO writes it: the element type, the shape and the bytes of each.
+    """The arrays of a type as HLO writes it: element type, shape and bytes of each.
 
     >>> list(arrays_in("(f32[8,2]{1,0}, pred[])"))
     [('f32', (8, 2), 64), ('pred', (), 1)]
@@ -313,11 +314,11 @@ def kind_of(operation: str, rest: str) -> str:
 
 
 def kernels(text: str) -> dict[str, dict[str, list[int]]]:
-    """How many kernels of which kind an optimised module has, and the bytes they write.
+    """The kernels of an optimised module by kind: their number and bytes written.
 
-    A loop's body counts once. What only a branch has, as the self-check of a step, is
-    under "in branches", all else under "always"; under "fused" are the operations
-    within fusions.
+    A loop's body counts once. Kernels within branches, such as the self-check of a
+    step, are under "in branches", all else under "always"; under "fused" are the
+    operations within fusions.
     """
     computations = instructions(text)
     found: dict[str, dict[str, list[int]]] = {
@@ -354,7 +355,7 @@ def kernels(text: str) -> dict[str, dict[str, list[int]]]:
 def largest_arrays(text: str, count: int = 8) -> list[list[Any]]:
     """The largest arrays that a module's main computation makes: bytes, type, how.
 
-    Arguments and what only reads them are left out.
+    Arguments, and ops that only read them, are left out.
     """
     found = {}
     for operation, shape, rest in instructions(text)["ENTRY"]:
@@ -378,7 +379,7 @@ def occurrences(text: str, shape: str) -> int:
 
 
 def collectives(text: str) -> dict[str, list[int]]:
-    """What the devices exchange: by operation, how often, and bytes of the results."""
+    """The communication between devices: by operation, how often, and result bytes."""
     found: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
     for part in instructions(text).values():
         for operation, shape, _ in part:
@@ -390,10 +391,11 @@ def collectives(text: str) -> dict[str, list[int]]:
 
 
 def compared(step: dict, arrays: dict, results: Sequence[Any]) -> dict[str, Any]:
-    """How far results are from TensorFlow's, in lengths of what the step changed.
+    """How far results are from TensorFlow's, in lengths of the step's change.
 
-    What should not change at all, as the bias of an attention's keys, changes by
-    rounding alone: no length is taken for less than a thousandth of the longest.
+    Results that should not change at all, such as the bias of an attention's keys,
+    change by rounding alone: no length is taken for less than a thousandth of the
+    longest.
 
     Returns:
       `difference`, the largest, and `worst`, the name of that result.
@@ -422,11 +424,12 @@ def compared(step: dict, arrays: dict, results: Sequence[Any]) -> dict[str, Any]
         change = wanted
         if about["updates"] is not None:
             change = wanted - arrays[step["arguments"][about["updates"]]["array"]]
-        # A weight's own rounding is no difference, where it hardly changes.
+        # Where a weight hardly changes, its own rounding does not count as a
+        # difference.
         floor = max(2e-4 * np.linalg.norm(wanted), 1e-30)
         apart.append((name, np.linalg.norm(made - wanted)))
         lengths.append((max(np.linalg.norm(change), floor), made.size))
-    # Metrics are scalars, and of another size than weights.
+    # Metrics are scalars, and of a different size than weights.
     longest = max((length for length, size in lengths if size > 1), default=0.0)
     for (name, distance), (length, size) in zip(apart, lengths, strict=True):
         length = max(length, 1e-3 * longest) if size > 1 else length
@@ -481,10 +484,10 @@ def measure(
     shapes: Sequence[str] = (),
     split: bool = False,
 ) -> dict[str, Any]:
-    """Compiles, compares and times the steps of a folder; the first is the plain one.
+    """Compiles, compares and times the steps of a folder; the first is the plain step.
 
     Args:
-      folder: what `benchmarks.compiled` wrote.
+      folder: of `benchmarks.compiled`.
       repeats: timed steps of each at most; 0 to compile and look only.
       seconds: about how long to time each.
       shapes: shapes to look for in the programs, as "8,250000,64".
@@ -562,7 +565,7 @@ def measure(
 
 
 def _more(found: dict, plain: dict) -> str:
-    """The kinds of kernels that a step has more, or fewer, than the plain one."""
+    """The kinds of kernels that a step has more or fewer of than the plain step."""
     kinds: dict[str, int] = collections.Counter()
     for sign, row in ((1, found), (-1, plain)):
         for kind, (count, _) in row["kernels"]["always"].items():
@@ -572,7 +575,7 @@ def _more(found: dict, plain: dict) -> str:
 
 
 def summary(found: dict[str, Any]) -> str:
-    """What `measure` found, in lines for people."""
+    """The results of `measure`, in lines for people."""
     cell = " ".join(f"{name}={value}" for name, value in found["cell"].items())
     lines = [f"{cell}: {found['device']} ({found['platform']})"]
     names = list(found["steps"])

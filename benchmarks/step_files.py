@@ -1,12 +1,12 @@
-"""Writes training steps as XLA gets them: what runs on a machine without TensorFlow.
+"""Writes training steps in the form that XLA gets, to run without TensorFlow.
 
 A folder is a cell: one model, batch size, optimizer and policy, and its steps, plain
 and private. `NAME.hlo` is a serialised HLO module with static shapes, whose arguments
-are the data, the weights, what the optimizer keeps, and for a private step the clip's
-state and that of the noise's generator; `steps.json` says which is which, with hashes;
-`arrays.npz` has the arguments, and the results that TensorFlow made of them. So the
-noise of a file is no secret: it is for measuring. `benchmarks.run_steps`, which is
-copied beside it, runs them.
+are the data, the weights, the optimizer's state, and for a private step the states of
+the clip and of the noise generator; `steps.json` names the arguments, with hashes;
+`arrays.npz` has the arguments and TensorFlow's results. So the noise of a file is no
+secret: it is for measuring. `benchmarks.run_steps`, which is copied beside it, runs
+them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """What the steps of a folder have in common.
+    """The common settings of the steps of a folder.
 
     Attributes:
       model: of `benchmarks.models`.
@@ -66,7 +66,7 @@ class Cell:
         return "_".join(map(str, dataclasses.astuple(self)))
 
     def fields(self) -> dict[str, Any]:
-        """What it is, by name."""
+        """The settings, by name."""
         return dataclasses.asdict(self)
 
 
@@ -86,7 +86,7 @@ def policy(name: str) -> Iterator[None]:
 
 
 class Step:
-    """A compiled step of TensorFlow and what XLA makes of it.
+    """A compiled step of TensorFlow and the XLA program made of it.
 
     Args:
       function: a `tf.function` with `jit_compile=True`.
@@ -118,7 +118,7 @@ class Step:
         return [_value(*self._places[i][1:]) for i in self._order]
 
     def taken(self) -> list[np.ndarray]:
-        """Takes the step; returns what XLA's program returns."""
+        """Takes the step; returns the results in the form of XLA's program."""
         returned = [t.numpy() for t in tf.nest.flatten(self._function(*self._data))]
         now = self.values()
         updates = [about["updates"] for about in self.results]
@@ -132,7 +132,7 @@ class Step:
         if match is None:
             raise ExportError("the program has no signature that is known.")
         wanted, made = (_types(part) for part in match.groups())
-        # Constants and what is not read are no arguments.
+        # Constants and unread inputs are no arguments.
         self._order, rest = [], list(enumerate(self._places))
         arguments = []
         for kind in wanted:
@@ -187,7 +187,7 @@ def _value(handle, tensor) -> np.ndarray:
 
 
 def digest(array: np.ndarray) -> str:
-    """What an array is stored under: its type, shape and bytes, hashed."""
+    """The key of an array: its type, shape and bytes, hashed."""
     head = f"{array.dtype.str}{array.shape}".encode()
     return hashlib.sha256(head + array.tobytes()).hexdigest()[:32]
 
@@ -200,10 +200,10 @@ def made(cell: Cell, variant: str, task: models.Task | None = None) -> Step:
     """A step of a cell, from the same weights and data for every variant.
 
     Args:
-      cell: what it is a step of.
+      cell: the settings.
       variant: "plain", or one of `benchmarks.variants.OURS`. The plain step is
         `plain_dense` there: with static shapes.
-      task: another model than the one that `cell` names.
+      task: a model in place of the one that `cell` names.
 
     Raises:
       ExportError: if the program's arguments are not those of the step.
@@ -231,9 +231,9 @@ def write(
     """Writes steps into a folder.
 
     Args:
-      folder: where to; what it has is replaced.
-      cell: what the steps have in common, for whoever reads the results.
-      makers: by name, what makes a step; the plain one first.
+      folder: the folder; its old contents are replaced.
+      cell: the common settings, for readers of the results.
+      makers: functions that make a step, by name; the plain step first.
       run: whether to take each once. Without, no arrays are written.
 
     Returns:
@@ -259,7 +259,7 @@ def write(
                 [*arguments, *results], [*before, *step.taken()], strict=True
             ):
                 if value.dtype == tf.bfloat16.as_numpy_dtype:
-                    # NumPy's files do not know it.
+                    # NumPy's files lack bfloat16.
                     value = value.astype(np.float32)
                 about["array"] = digest(value)
                 arrays[about["array"]] = value

@@ -2,15 +2,15 @@
 
     python -m benchmarks.step_time --output_dir=runs/benchmarks
 
-A block is one model at one batch size: its plain step and all private ones are timed
+A block is one model at one batch size: its plain step and all private steps are timed
 in turn, over and over, in a fresh process, so that a change of the machine's speed hits
 all of them alike. Every ratio is to the same framework's own plain step of the same
-rounds. The peers follow, each in a process of its own (Opacus and jax_privacy in
-environments of their own: `benchmarks.peers.environments`).
+rounds. The peers follow, each in a separate process (Opacus and jax_privacy in separate
+environments: `benchmarks.peers.environments`).
 
-Rows go to step_time.csv as they are found, and what is there is not measured again: a
-run can be stopped and started. `benchmarks.report` makes the tables and figures, here
-at the end.
+Rows go to step_time.csv at once, and rows in the file are not measured again: a run can
+be stopped and started. `benchmarks.report` makes the tables and figures, here at the
+end.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MODELS = (
     "lora_512",
 )
 BATCH_SIZES = (16, 64, 256, 1024)
-# Draws of a gradient for every example: so slow that it gets a process of its own.
+# Draws a gradient's worth of noise for every example: slow, so in a separate process.
 _ALONE = ("perturbation",)
 
 
@@ -121,7 +121,7 @@ def blocks(options: argparse.Namespace) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures what the table lacks."""
+    """Measures the rows that the table lacks."""
     options = arguments(argv)
     plan = blocks(options)
     frameworks = sorted({framework for framework, _ in plan})
@@ -173,7 +173,7 @@ def _measure(table, options, framework, model, size, variants) -> None:
     found = cells.run(framework, spec, timeout=cells.block_timeout(spec))
     stopped = all(not cell.get("times") for cell in found.values())
     if stopped and len(spec.variants) > 2:
-        # The process ended. Which one was it?
+        # The process ended, so each variant runs again in a separate process.
         for name in spec.variants[1:]:
             _measure(table, options, framework, model, size, ("plain", name))
         return
@@ -181,7 +181,7 @@ def _measure(table, options, framework, model, size, variants) -> None:
 
 
 def _too_large(table, options, model: str, size: int) -> str:
-    """Why a batch size is left out: the plain step at the one below says so."""
+    """Why a batch size is left out: a smaller size of the plain step failed."""
     for smaller in options.batch_sizes:
         if smaller >= size:
             break

@@ -1,7 +1,7 @@
-"""Makes up small files in the formats of the federated tasks' real ones.
+"""Makes up small files in the formats of the federated tasks' real files.
 
-Values mean nothing; sizes are real: vocabularies, images and the lengths of texts,
-which are what a round's time depends on.
+Values mean nothing; sizes are real: vocabularies, images and the lengths of texts, on
+which a round's time depends.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def write(
 
     Args:
       task: the benchmark's name; "digits" has its own data.
-      folder: where.
+      folder: the folder of the files.
       clients: how many train.
       examples: of each client.
-      seed: of what is made up.
+      seed: of the made-up data.
 
     Returns:
       The flags that read them.
@@ -82,7 +82,7 @@ def _images(task, folder, names, rng):
 
 def _texts(task, folder, names, rng):
     def words(length):
-        # About as Zipf has it, so that some are unknown and most are frequent.
+        # About Zipf's law, so that some words are unknown and most are frequent.
         numbers = np.minimum(rng.zipf(1.2, size=length), 2 * _WORDS)
         return " ".join(f"w{number}" for number in numbers)
 

@@ -1,4 +1,4 @@
-"""Times variants of a step in turn: what every worker shares, whatever it imports.
+"""Times variants of a step in turn: the common part of all workers.
 
 Standard library only, because the peers' environments have little else.
 """
@@ -31,19 +31,19 @@ class UnsupportedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """What one worker process has to measure.
+    """The measurement of a worker process.
 
     Attributes:
       model: name of a benchmark model.
       batch_size: examples in a step.
-      variants: names of what is timed; the first is the plain step.
+      variants: names of the timed variants; the first is the plain step.
       options: options of the model.
       repeats: timed steps of each variant at most.
       seconds: about how long to time each variant; at least three steps are timed, or
         one if a step alone takes longer than this.
       jit: whether to compile with XLA, where there is a choice.
       adam: Adam instead of SGD.
-      memory: only take a few steps of the one variant, and look at the memory.
+      memory: only take a few steps of a single variant, and look at the memory.
     """
 
     model: str
@@ -64,7 +64,7 @@ def peak_mebibytes() -> float:
 
 
 def _status(error: BaseException) -> dict[str, str]:
-    # TensorFlow's errors end with what matters, the others begin with it.
+    # Errors of traced code end with the important line, other errors begin with it.
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     traced = "user code" in "".join(lines[:1])
     text = (lines[::-1] if traced else lines) or [type(error).__name__]
@@ -83,13 +83,13 @@ def interleaved(
 ) -> dict[str, dict[str, Any]]:
     """Times all variants in turn, over and over, after a warm-up of each.
 
-    Every round takes a step of each variant that has time left, so that a change of
-    the machine's speed hits all of them alike. Round i of one variant is comparable to
-    round i of another; a variant that runs out of time has fewer rounds.
+    Every round takes a step of each variant that has time left, so that a change of the
+    machine's speed hits all of them alike. Rounds with the same number are comparable
+    between variants; a variant that runs out of time has fewer rounds.
 
     Args:
-      makers: by name, what makes a step; the first is the plain one, which is timed
-        in every round. The step must return when it is really done.
+      makers: functions that make a step, by name; the first is the plain step, which
+        is timed in every round. The step must return when it is really done.
       repeats: rounds at most.
       seconds: about how long to time each variant.
 
@@ -105,7 +105,8 @@ def interleaved(
             start = time.perf_counter()
             step()
             first = time.perf_counter() - start
-            # What the first step takes, with tracing, says nothing of the others.
+            # The first step's time includes tracing, and does not predict the next
+            # steps' time.
             for _ in range(WARM_UP_STEPS - 1):
                 if time.perf_counter() - start - first > seconds:
                     break
@@ -122,7 +123,7 @@ def interleaved(
         active = [name for name in steps if i == 0 or spent[name] < limit]
         if not active or (active == [plain] and len(steps) > 1):
             break
-        # In every round, because the others are compared with it.
+        # The plain step is in every round, because every variant is compared with it.
         for name in dict.fromkeys([plain, *active] if plain in steps else active):
             start = time.perf_counter()
             try:
@@ -177,9 +178,9 @@ def work(
 
     Args:
       argv: the file with the spec, and the file for the results (JSON both).
-      makers_of: ``makers_of(spec)`` returns, by variant, what makes a step, and the
-        number of trainable parameters.
-      about: what --help shows.
+      makers_of: ``makers_of(spec)`` returns functions that make a step, by variant, and
+        the number of trainable parameters.
+      about: the text of --help.
 
     Raises:
       SystemExit: if there are not two files, or help was asked for and given.

@@ -5,8 +5,8 @@
 MNIST, the network of the other benchmarks, stochastic gradient descent at one rate and
 one clip norm, Poisson batches of 256 on average, the same epochs and the same epsilon
 and delta; each library with its own sampler, its own accountant and its fastest way to
-clip, in a process of its own. The seconds are those of everything a user waits for once
-the libraries are imported: noise, model, compilation, training, epsilon.
+clip, in a separate process. The seconds cover all that a user waits for after the
+import of the libraries: noise, model, compilation, training, epsilon.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def keras(data: Any, epochs: int, epsilon: float, delta: float) -> Found:
 
 
 def tfdpclip(data: Any, epochs: int, epsilon: float, delta: float) -> Found:
-    """A plan of this library, with the clip norm of the others."""
+    """A plan of this library, with the common clip norm."""
     import tensorflow as tf
 
     import tfdpclip as dpc
@@ -241,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["--worker"]:
         return _worker(arguments[1:])
-    # What the environments of other libraries lack.
+    # The environments of the peers lack these modules.
     from benchmarks import cells, sections
     from benchmarks.peers import installed
 

@@ -1,8 +1,8 @@
-"""One training step of every variant that TensorFlow can run.
+"""A training step of every variant that TensorFlow can run.
 
-`plain` and `plain_dense`; our modes; and tensorflow-privacy's three ways: the
-vectorised optimizer, the model that vectorises (`tfp_dpmodel`) and the model that clips
-fast (`tfp_fast`).
+`plain` and `plain_dense`; this library's modes; and tensorflow-privacy's three ways:
+the vectorised optimizer, the model that vectorises (`tfp_dpmodel`) and the model that
+clips fast (`tfp_fast`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _correlated(matrix: dpc.correlated.NoiseMatrix) -> dict[str, Any]:
 # are, a number that no compiler knows: `plain_dense` has them as a whole table, as XLA
 # has all else.
 PLAIN = ("plain", "plain_dense")
-# At the end of the name of one of ours: a step that never checks itself.
+# The suffix of this library's variants whose steps never check themselves.
 UNCHECKED = "_unchecked"
 
 OURS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -53,10 +53,10 @@ OURS: dict[str, Callable[[], dict[str, Any]]] = {
         dpc.correlated.BufferedToeplitz(3, _STEPS, _SCHEME)
     ),
     "toeplitz_16": lambda: _correlated(dpc.correlated.SquareRootToeplitz(16)),
-    # Not private. What is left without it is the cost of drawing the noise, a number
-    # for each parameter, which small batches of large dense models mostly wait for.
+    # Not private. The difference is the cost of drawing the noise, a number for each
+    # parameter, which dominates small batches of large dense models.
     "quantile_no_noise": lambda: {"clip": dpc.QuantileClip(), "noise_multiplier": 0.0},
-    # What a step is when it does not check itself; a first step that does not, too.
+    # A step that never checks itself, not even the first.
     "quantile_unchecked": lambda: {
         "clip": dpc.QuantileClip(),
         "check_gradients": "never",
@@ -65,7 +65,7 @@ OURS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def makers(spec: Spec) -> tuple[dict[str, Callable], int]:
-    """Returns what makes a step, by variant, and the number of trained parameters.
+    """The functions that make a step, by variant, and the number of trained parameters.
 
     Raises:
       ValueError: if a variant has a name that does not exist.
@@ -85,12 +85,12 @@ def makers(spec: Spec) -> tuple[dict[str, Callable], int]:
 def step_and_data(
     spec: Spec, name: str, task: models.Task | None = None
 ) -> tuple[Callable, tuple[tf.Tensor, ...]]:
-    """One variant's step, a `tf.function`, and a batch for it.
+    """The step of a variant, a `tf.function`, and a batch for it.
 
     Args:
-      spec: what it is a step of.
+      spec: the measurement.
       name: the variant.
-      task: another model than the one that `spec` names.
+      task: a model in place of the one that `spec` names.
     """
     task = task or models.make(spec.model, **spec.options)
     batch = task.batch(np.random.default_rng(0), spec.batch_size)
@@ -98,7 +98,7 @@ def step_and_data(
 
 
 def graph_of_step(spec: Spec, name: str) -> tf.Graph:
-    """The graph of one variant's step, for its task's batches."""
+    """The graph of a variant's step, for its task's batches."""
     step, data = step_and_data(spec, name)
     return step.get_concrete_function(*data).graph
 
@@ -218,7 +218,7 @@ def _tfp_model_step(spec: Spec, task, jit: bool, fast: bool) -> Callable:
     plain = models.checked_model(task)
     registry = _tfp_registry() if fast else None
     if fast:
-        # It would take the slow way without a word.
+        # Without this check the library would take the slow way silently.
         missing = {
             type(layer).__name__
             for layer in plain.layers

@@ -1,13 +1,13 @@
-"""Times what a user waits for: a whole private `fit`, against plain `fit`.
+"""Times a whole private `fit`, for which a user waits, against plain `fit`.
 
     python -m benchmarks.whole_fit --output_dir=runs/benchmarks
 
 The same model, as many examples and epochs, in one process and in turn: `fit` on
 arrays; the private step alone (the same `fit` with a plan's optimizer: full batches,
-nothing accounted), without the check of itself and with it; the same on Poisson
-batches, without callbacks; and the whole of a `PrivacyPlan`: its callbacks, epsilon. So
-each adds one part to what is before it. Of all epochs after the first the shortest
-counts: other programs only add.
+nothing accounted), without its self-check and with it; the same on Poisson batches,
+without callbacks; and the whole of a `PrivacyPlan`: its callbacks, epsilon. So each
+variant adds a part to the variant before. Of all epochs after the first the shortest
+counts, because other programs only add time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SEVEN = "mlp,mnist_cnn,convnet,embedding,lstm,gru,transformer"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures what the table lacks, and prints the geometric mean of it all."""
+    """Measures the rows that the table lacks, and prints the geometric mean of all."""
     parser = command_line.argument_parser(__doc__)
     add = parser.add_argument
     add("--models", default=_SEVEN)

@@ -1,8 +1,8 @@
-"""Measures TensorFlow variants in a process of its own.
+"""Measures TensorFlow variants in a separate process.
 
     python -m benchmarks.worker spec.json results.json
 
-`benchmarks.timing` says what the files hold.
+`benchmarks.timing` documents the files.
 """
 
 from __future__ import annotations

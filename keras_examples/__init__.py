@@ -1,4 +1,4 @@
 """Private training of Keras models, one command line program per experiment."""
 
-# Before TensorFlow: it decides what TensorFlow logs.
+# This import comes before TensorFlow's, because it sets what TensorFlow logs.
 import driver_kit

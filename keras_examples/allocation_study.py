@@ -4,9 +4,9 @@ r"""Compares Poisson sampling, random allocation and shuffling at equal privacy.
     python -m keras_examples.allocation_study --dataset=texts --data_dir=DIR
 
 A small network is trained privately from scratch with each, at the same epsilon, delta,
-epochs, and expected batch size; the noise is `PrivacyPlan`'s for the way to draw. Runs
-draw fresh noise. The clip rule is the same for all; of several learning rates each way
-to draw has its best.
+epochs, and expected batch size; `PrivacyPlan` computes the noise for the way to draw.
+Runs draw fresh noise. The clip rule is the same for all. Of several learning rates, the
+best of each way to draw is compared.
 
 Texts: the paragraphs of text files, in a directory with a folder for each class, as for
 `tf.keras.utils.text_dataset_from_directory`.

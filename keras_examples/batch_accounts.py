@@ -50,7 +50,7 @@ def account(
     delta: float,
     unit: str = "batch",
 ) -> list[dict[str, object]]:
-    """The privacy of a run as the paper has it and as this library has it.
+    """The privacy of a run by the paper's account and by this library's.
 
     Args:
       sigma: the paper's sigma: stddev of the noise on layer h over 2 C_h.

@@ -1,18 +1,18 @@
-r"""Clips individual gradients, those of batches or of groups, layer by layer or not.
+r"""Clips gradients of examples, of batches or of groups, layer by layer or not.
 
     python -m keras_examples.batch_clipping --data_dir=DIR
     python -m keras_examples.batch_clipping --dataset=digits --network=bn_lenet5 \
         --sigma=2.5 --epochs=5 --baseline_epochs=5
 
 The experiments of Nguyen, Nguyen, Nguyen and van Dijk (2023), "Batch Clipping and
-Adaptive Layerwise Clipping for Differential Private Stochastic Gradient Descent".
-Their sigma is relative to the sensitivity 2 C: the noise on layer h has stddev
-2 C_h sigma. Most of their sigmas are far too small for any privacy; the report has
-their account in Gaussian differential privacy (f-DP) and this library's, side by side.
+Adaptive Layerwise Clipping for Differential Private Stochastic Gradient Descent". Their
+sigma is relative to the sensitivity 2 C: the noise on layer h has stddev 2 C_h sigma.
+Most of their sigmas are far too small for any privacy; the report has their account in
+Gaussian differential privacy (f-DP) and this library's, side by side.
 
-The paper counts ResNet-18's layers as its 62 weight tensors (--layers=tensor), those of
-BN-LeNet-5 as 8 modules (--layers=module). Its clip norm for ResNet-18 is 0.095 in
-places and 0.0095 in others; results agree with the former.
+The paper counts ResNet-18's layers as its 62 weight tensors (--layers=tensor), and
+BN-LeNet-5's as 8 modules (--layers=module). Its clip norm for ResNet-18 is 0.095 in
+places and 0.0095 in others; results agree with 0.095.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from keras_examples import (
 
 @dataclasses.dataclass(frozen=True)
 class Settings(batch_settings.OneRun):
-    """The settings of a run, and of what it is compared with."""
+    """The settings of a run, and of the baseline."""
 
     baseline_epochs: int = settings.count(
         50, "Epochs of SGD without privacy, to compare; 0: none.", least=0

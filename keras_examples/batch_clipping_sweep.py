@@ -6,12 +6,12 @@ r"""Ways to clip batches, at several batch sizes, sigmas and clip norms, side by
 
 The comparisons of Nguyen, Nguyen, Nguyen and van Dijk (2023), "Batch Clipping and
 Adaptive Layerwise Clipping for Differential Private Stochastic Gradient Descent". Its
-sigma is relative to the sensitivity 2 C. A method is whose gradient is clipped and how,
-as keras_examples.batch_clipping has them: "batch:adaptive"; "sgd" is plain SGD.
+sigma is relative to the sensitivity 2 C. A method is a unit and a way to clip its
+gradient, as in keras_examples.batch_clipping: "batch:adaptive"; "sgd" is plain SGD.
 
-With L layers, layerwise clipping with sigma is as private as one flat clip with
-sigma / sqrt(L). So there are two comparisons: all methods at the same sigma, and "full"
-and "scaled" at the privacy that the layerwise methods have.
+With L layers, layerwise clipping with sigma is as private as one flat clip with sigma /
+sqrt(L). So there are two comparisons: all methods at the same sigma, and "full" and
+"scaled" at the privacy that the layerwise methods have.
 
 Finished runs are kept in OUTPUT_DIR/runs.jsonl, and a sweep that was stopped goes on;
 more methods, sigmas and so on may be added there.
@@ -42,7 +42,7 @@ METHODS = (
 _DEFAULT = (SGD, "batch:adaptive", "batch:layerwise", "batch:full", "batch:scaled")
 _NOISE = ("equal_sigma", "equal_privacy")
 _KEPT = "runs.jsonl"
-#: Settings that change nothing of what one run is.
+#: Settings that do not change a single run.
 _FREE = (
     "data_dir",
     "methods",
@@ -92,7 +92,7 @@ class Settings(batch_settings.Common):
 
 
 def runs(used: Settings) -> Iterator[Run]:
-    """All runs, each once: what a method has no use for is None."""
+    """All runs, each once; settings that a method does not use are None."""
     seen = set()
     for repeat in range(used.repeats):
         for m in used.batch_sizes:
@@ -131,7 +131,7 @@ def one_run(used: Settings, run: Run) -> batch_settings.OneRun:
         **common,
         unit=unit,
         clip=clip,
-        # The others have no use for it.
+        # The remaining methods do not use the clip norm.
         clip_norm=run.clip_norm or 1.0,
         sigma=run.sigma,
         equal_privacy=run.equal_privacy,

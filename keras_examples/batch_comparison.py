@@ -14,7 +14,7 @@ from tfdpclip import pictures
 
 SGD = "sgd"
 _TITLES = {"equal_sigma": "equal sigma", "equal_privacy": "equal privacy"}
-#: Pairs that the paper compares, and what it says of the first.
+#: Pairs that the paper compares, and its claim about the first of each.
 _CLAIMS = (
     ("batch:adaptive", "batch:full", "adaptive layerwise clipping beats one flat clip"),
     ("batch:adaptive", "batch:layerwise", "adaptive clips beat equal ones"),
@@ -27,7 +27,7 @@ _WORDS = {"batch_size": "m", "sigma": "sigma", "clip_norm": "C"}
 
 
 class Run(NamedTuple):
-    """One run of a sweep.
+    """A run of a sweep.
 
     Attributes:
       method: unit and way to clip, or `SGD`.
@@ -91,14 +91,14 @@ def signals(found: Found) -> list[dict[str, Any]]:
 def ratios(found: Found) -> list[dict[str, Any]]:
     """Signal over noise of a step: a row for each layer, a column for each method.
 
-    The last row of a moment is the cosine of what the step releases with the gradient.
-    "*" marks sigma / sqrt(L).
+    The last row of a moment is the cosine of the step's release with the gradient. "*"
+    marks sigma / sqrt(L).
     """
     rows: dict[tuple, dict[str, Any]] = {}
     for row in signals(found):
         name = row["method"] + ("*" if row["equal_privacy"] else "")
         start = {key: row[key] for key in ("batch_size", "sigma", "clip_norm")}
-        # That of the other methods, where there is none.
+        # Methods without a clip norm get the norm of the remaining methods.
         start["clip_norm"] = start["clip_norm"] or _first_norm(found)
         for layer, key in ((row["layer"], "ratio"), ("cosine", "cosine")):
             if key not in row:
@@ -171,7 +171,7 @@ def places(
 
 
 def findings(rows: Rows, noises: Sequence[str], by_layer: Rows = ()) -> list[str]:
-    """What came out, in words; `by_layer` are those of `ratios`."""
+    """The findings in words; `by_layer` are the rows of `ratios`."""
     texts = []
     for place in places(rows):
         for noise in noises:
@@ -198,7 +198,7 @@ def findings(rows: Rows, noises: Sequence[str], by_layer: Rows = ()) -> list[str
 
 
 def _trends(rows):
-    """What each method does as one number changes."""
+    """The accuracy of each method as a single number changes."""
     for key in _WORDS:
         lines: dict[str, list] = {}
         for row in sorted(rows, key=lambda row: row[key] or 0):
@@ -249,7 +249,7 @@ def _verdicts(place, noise, mine):
 
 
 def figures(found: Found, rows: Rows, noises: Sequence[str], title: str) -> dict:
-    """Accuracy by epoch, and by whatever has more than one value."""
+    """Accuracy by epoch, and by each setting that has more than one value."""
     made = {"epochs": _by_epoch(found, rows, noises, title)}
     for key in _WORDS:
         if len({row[key] for row in rows} - {""}) > 1:
@@ -273,7 +273,7 @@ def _panels(rows: Sequence[Mapping], noises: Sequence[str], title: str):
 
 
 def _looks(rows: Rows) -> dict[str, int]:
-    """Each method has one look in all panels."""
+    """Each method has the same style in all panels."""
     return {m: k for k, m in enumerate(dict.fromkeys(row["method"] for row in rows))}
 
 

@@ -1,4 +1,4 @@
-"""The settings of runs that clip batches, and what goes together.
+"""The settings of runs that clip batches, and the allowed combinations.
 
 Nguyen, Nguyen, Nguyen and van Dijk (2023), "Batch Clipping and Adaptive Layerwise
 Clipping for Differential Private Stochastic Gradient Descent".
@@ -19,7 +19,7 @@ CLIPS = ("full", "layerwise", "adaptive", "adaptive_zhang", "scaled")
 
 @dataclasses.dataclass(frozen=True)
 class Common:
-    """What runs that are compared have in common."""
+    """The common settings of compared runs."""
 
     network: str = settings.choice("resnet18", NETWORKS, "Which network.")
     norm: str = settings.choice("batch", ("batch", "none"), "Its normalisation.")
@@ -71,7 +71,7 @@ class Common:
 
 @dataclasses.dataclass(frozen=True)
 class OneRun(Common):
-    """The settings of one run."""
+    """The settings of a single run."""
 
     unit: str = settings.choice(
         "batch",
@@ -127,5 +127,5 @@ def by_layer(clip: str) -> bool:
 
 
 def group_spec(used: Common) -> str:
-    """What clip rules call what counts as a layer."""
+    """The name that clip rules have for the unit counted as a layer."""
     return "variable" if used.layers == "tensor" else "layer"

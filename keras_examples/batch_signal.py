@@ -1,4 +1,4 @@
-"""Gradients layer by layer, on public images: their norms, and what noise leaves."""
+"""Gradients layer by layer, on public images: their norms, and their noise."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Signal(tf.keras.callbacks.Callback):
       batches: how many batches to average over.
 
     Attributes:
-      rows: one for each layer, and "all", at each moment: its number of parameters,
-        the root mean squares of the norms of the gradient, of the clipped
-        sum and of the noise, their ratio; for "all", the cosine of what the step
-        releases with the gradient, in the mean.
+      rows: for each layer, and "all", at each moment: its number of parameters, the
+        root mean squares of the norms of the gradient, of the clipped sum and of the
+        noise, their ratio; for "all", the mean cosine of the step's release with the
+        gradient.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-r"""How much noise each batch size costs, and which one to take. Needs no data.
+r"""The noise of each batch size, and the best batch size. Needs no data.
 
     python -m keras_examples.batch_size
     python -m keras_examples.batch_size --num_examples=87002
@@ -7,10 +7,10 @@ r"""How much noise each batch size costs, and which one to take. Needs no data.
 The noise axes of Figures 6, 7 and A13 to A15 of Rehn, Zhao, Heikkila and Honkela
 (2025), "On Optimal Hyperparameters for Differentially Private Deep Transfer Learning",
 for CIFAR-100 (50,000 images, the default) and SUN397 (87,002), and the paper's rule for
-choosing a batch size. Everything follows from public numbers and costs no privacy.
-With --results, a directory of `tune_grid`, its examples, epochs, epsilons and batch
-sizes are taken, every point of the figures has the colour of its accuracy, and the
-rule's choice is compared with the grid's best.
+choosing a batch size. Everything follows from public numbers and costs no privacy. With
+--results, a directory of `tune_grid`, its examples, epochs, epsilons and batch sizes
+are taken, every point of the figures has the colour of its accuracy, and the rule's
+choice is compared with the grid's best.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def run(used: Settings) -> programs.Outcome:
 
 
 def _completed(used: Settings, results: grid_results.Results | None) -> Settings:
-    """The settings, with what they leave to the results or to the paper.
+    """The settings, completed from the results or from the paper.
 
     Raises:
       UsageError: if settings and results do not go together.
@@ -258,7 +258,7 @@ def _scores(results, epochs, epsilon) -> dict[int, Mapping[str, Any]]:
 
 
 def _coloured(score, scores) -> dict[str, Any]:
-    """Columns of the noise table: the accuracy, and what it lacks."""
+    """Columns of the noise table: the accuracy, and its distance from the best."""
     if score is None:
         return {"accuracy": math.nan, "less_than_best": math.nan}
     best = max(row["mean"] for row in scores.values())
@@ -278,7 +278,7 @@ def _against(scores, chosen) -> dict[str, Any]:
 
 
 def _compared(answers, name: str) -> list[str]:
-    """Whether the rule chose the grid's best batch size, or one as good."""
+    """Whether the rule chose the grid's best batch size, or an equally good size."""
     texts = []
     for row in answers:
         if "grid_best" not in row:

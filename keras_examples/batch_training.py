@@ -1,4 +1,4 @@
-"""One run that clips batches: its data, optimizer and training."""
+"""A run that clips batches: its data, optimizer and training."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Private:
     """A finished private run.
 
     Attributes:
-      trained: what came of it.
+      trained: the results.
       model: the network.
       layers: L.
       account: arguments of `batch_accounts`: sigma after `equal_privacy`, by how many
@@ -139,7 +139,7 @@ def layers_and_sigma(used: OneRun, model: tf.keras.Model) -> tuple[tuple, float]
 def private_optimizer(
     used: OneRun, layers: Sequence[str], sigma: float, batches: dpc.sampling.Batches
 ) -> Any:
-    """Private SGD as the paper has it."""
+    """Private SGD with the paper's settings."""
     spec = group_spec(used)
     steps = batches.steps_per_epoch
     norm = _decaying(used.clip_norm, used.clip_decay, steps)
@@ -175,7 +175,7 @@ def _decaying(value, factor, steps):
 
 
 def callbacks(used: OneRun, public: Arrays) -> list[tf.keras.callbacks.Callback]:
-    """What takes statistics and norms from public data."""
+    """The callbacks that take statistics and norms from public data."""
     found: list[tf.keras.callbacks.Callback] = []
     if used.norm == "batch":
         found.append(dpc.keras.PublicBatchStatistics(public))
@@ -185,7 +185,7 @@ def callbacks(used: OneRun, public: Arrays) -> list[tf.keras.callbacks.Callback]
 
 
 def transform(random: bool) -> Callable:
-    """What is done to batches: crops and mirror images, or a border."""
+    """The change to batches: crops and mirror images, or a border."""
 
     def apply(x, y, weight=None):
         x = batch_networks.augment(x) if random else _centred(x)
@@ -212,7 +212,7 @@ def train(
 
     Args:
       used: its settings.
-      data: what to train on.
+      data: the training data.
       further: callbacks, behind those that the method needs.
       **options: for `training.fit`.
 
@@ -237,7 +237,7 @@ def train(
         delta=used.delta,
         callbacks=[*callbacks(used, data.public), *further],
         transform=transform(used.augment),
-        # So little noise is beyond what privacy loss distributions can resolve.
+        # Privacy loss distributions cannot resolve so little noise.
         accountant="pld" if optimizer.noise_multiplier > 0.2 else "rdp",
         **options,
     )

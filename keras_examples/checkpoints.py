@@ -1,9 +1,9 @@
-"""Published weights of `transfer_models`, from the files that they come in.
+"""Published weights of `transfer_models`, from the published files.
 
 Vision transformers: AugReg's .npz files, and state dicts of timm (`blocks.0.attn.qkv
 .weight`), as `model.safetensors` of the Hugging Face hub or as .npz. ResNet: BiT's .npz
 files. EfficientNet-Lite0: see `efficientnet_lite`. A file fits as a whole, by names and
-shapes, or is refused; nothing of it is ever run.
+shapes, or is refused; no code in a file is ever run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tfdpclip import files
 
 #: Arrays of the head, which starts anew.
 _HEADS = ("_fc.", "head/", "resnet/head/", "head.")
-_TIMM = "patch_embed.proj.weight"  # No other file has this name.
+_TIMM = "patch_embed.proj.weight"  # Only timm's files have this name.
 _IMAGENET_1K = 1000  # Classes; ImageNet-21k has 21,843 in these files.
 
 
@@ -33,7 +33,7 @@ class Entry:
 
     Attributes:
       shape: as it is in the file.
-      parts: the variables that it goes to, and what of it each gets.
+      parts: gives for an array the variables, each with its part of the array.
     """
 
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ def load(
     fine_tuned: bool = False,
     head: bool = False,
 ) -> None:
-    """Loads all weights, as a rule but the head's, from a published file.
+    """Loads all weights, by default without the head's, from a published file.
 
     Args:
       model: a model that `transfer_models.build` made.
@@ -134,7 +134,7 @@ def _moved(variable: tf.Variable, order: tuple[int, ...] | None) -> Entry:
 def _is_fine_tuned(config, path: str, arrays: Mapping[str, np.ndarray]) -> bool:
     if "--imagenet2012" in pathlib.Path(path).name:
         return True
-    # timm's names are those of models, and a file may have any name.
+    # timm's name is that of the model, and a file may have any name.
     heads = (arrays.get("head.bias"), arrays.get("head/bias"))
     return isinstance(config, ViT) and any(
         bias is not None and bias.shape == (_IMAGENET_1K,) for bias in heads
@@ -206,7 +206,7 @@ def bit_keys(model: tf.keras.Model, config: BiT) -> dict:
 
 
 def timm_entries(model: tf.keras.Model, config: ViT) -> dict[str, Entry]:
-    """The arrays of a state dict of timm, and where they go.
+    """The arrays of a state dict of timm, and the variables that they belong to.
 
     Dense kernels are `[out, in]`; query, key and value are one array in that order.
     """
@@ -262,7 +262,7 @@ def timm_entries(model: tf.keras.Model, config: ViT) -> dict[str, Entry]:
 
 
 def read(path: str) -> dict[str, np.ndarray]:
-    """The arrays of a .npz or .safetensors file, whatever they are.
+    """The arrays of any .npz or .safetensors file.
 
     Raises:
       UsageError: if it cannot be read.
@@ -286,7 +286,7 @@ def _some(keys) -> str:
 
 
 def _resized_positions(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Position embeddings of another image size: the grid is resized, bilinearly."""
+    """Position embeddings of another image size, from a bilinearly resized grid."""
     count, side = value.shape[1] - 1, round((shape[1] - 1) ** 0.5)
     old = round(count**0.5)
     if value.ndim != 3 or old * old != count or value.shape[2] != shape[2]:

@@ -1,8 +1,8 @@
-"""Reads the pickles of CIFAR without executing anything that they say.
+"""Reads the pickles of CIFAR without executing anything in them.
 
 A pickle is a program: it can call any function that can be imported. The published
 files need only dictionaries, lists, numbers, strings, and arrays of bytes; this reader
-makes those, by functions of its own, and refuses the rest.
+makes these by its own functions, and refuses the rest.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import numpy as np
 from tfdpclip import files
 
 _MOST_BYTES = 2**30
-# What the published files, and those that Python 3 writes of the same content, use.
-# No persistent ids, extension codes, classes with arguments, or out-of-band buffers.
+# The opcodes of the published files, and of files that Python 3 writes with the same
+# content. No persistent ids, extension codes, classes with arguments, or out-of-band
+# buffers.
 _OPCODES = frozenset(
     "PROTO FRAME STOP MARK POP POP_MARK NONE NEWTRUE NEWFALSE "
     "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT "
@@ -35,11 +36,11 @@ _DTYPES = frozenset({"u1", "i1", "i2", "i4", "i8", "u2", "u4", "u8"})
 
 
 class PickleError(ValueError):
-    """A pickle is damaged, or asks for what plain data do not need."""
+    """A pickle is damaged, or uses more than plain data need."""
 
 
 def load(path: pathlib.Path) -> Any:
-    """What a pickle of plain values and arrays of integers holds.
+    """The contents of a pickle of plain values and arrays of integers.
 
     Args:
       path: the file.
@@ -67,7 +68,7 @@ def _scan(content: bytes) -> None:
         if opcode.name not in _OPCODES:
             raise PickleError(f"instruction {opcode.name} at byte {position}")
         if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument) > count:
-            # The memo is an array: its size would be whatever the file says.
+            # The memo is an array, whose size the file would choose.
             raise PickleError(f"memo {argument} at byte {position}")
 
 
@@ -147,7 +148,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _plain(value: Any) -> Any:
-    """A dictionary with arrays for what stood for them."""
+    """A dictionary with arrays in place of `_Array` objects."""
     if not isinstance(value, dict):
         raise PickleError("it holds no dictionary")
     return {

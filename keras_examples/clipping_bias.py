@@ -140,7 +140,7 @@ def run(used: Settings) -> programs.Outcome:
                 row["drift_at_optimum"] = round(
                     drift(optimum, POINTS[problem], k, used.clip_norm), 9
                 )
-                # Digits beyond these are those of the root search.
+                # Further digits would be those of the root search.
                 row["distance_of_fixed_point"] = round(abs(at - optimum), 9)
             rows.append(row)
             curves += [

@@ -3,10 +3,10 @@ r"""Compares clip rules at equal epsilon on handwritten digits.
     python -m keras_examples.compare
 
 Every rule trains the same small network on the same digits with the same privacy; its
-clip norm and learning rate are chosen by runs of their own, and then measured in fresh
-ones. Three variants: the digits as they are (plain), with strong noise on every image
-(hard), and with few examples of half of the classes (imbalanced). What is measured is
-macro accuracy: the mean over classes.
+clip norm and learning rate are chosen by separate runs, and then measured in fresh
+runs. Three variants: the digits as they are (plain), with strong noise on every image
+(hard), and with few examples of half of the classes (imbalanced). The measure is macro
+accuracy: the mean over classes.
 
 Claims that the report looks at: larger clip norms suit smaller epsilons, automatic
 clipping falls behind where the problem is hard (Rehn et al. 2025); layerwise clipping
@@ -30,11 +30,11 @@ from tfdpclip import pictures
 
 
 def _fixed(norm: float) -> dpc.FixedClip:
-    # Divided by the clip norm: one grid of learning rates does for all.
+    # Divided by the clip norm, so that the same grid of learning rates suits all norms.
     return dpc.FixedClip(norm, normalize=True)
 
 
-#: How to make each rule, and whether it has a clip norm to choose.
+#: The function that makes each rule, and whether it has a clip norm to choose.
 RULES: dict[str, tuple[Callable[[float], dpc.ClipRule], bool]] = {
     "fixed": (_fixed, True),
     "quantile": (lambda c: dpc.QuantileClip(normalize=True), False),
@@ -78,7 +78,7 @@ class Settings:
 
 
 def problem(variant: str, used: Settings) -> trials.Problem:
-    """What a variant trains."""
+    """The data and network of a variant."""
     return trials.Problem(
         variant,
         load_data(variant),

@@ -5,9 +5,9 @@ r"""Does adaptive clipping keep what correlated noise gains? On images, equal ep
 
 Noise that is independent over the steps against a tree, a banded Toeplitz matrix and
 buffers, all with batches in a fixed order: nothing is amplified by sampling. Each under
-a fixed clip norm, a normalised quantile, and the median as Andrew et al. (2021) have
-it. Two references are amplified, for which batches must be drawn at random and kept
-secret: independent noise with Poisson sampling, a banded matrix with cyclic Poisson.
+a fixed clip norm, a normalised quantile, and the median as in Andrew et al. (2021). Two
+references are amplified, for which batches must be drawn at random and kept secret:
+independent noise with Poisson sampling, a banded matrix with cyclic Poisson.
 
 The learning rate (and a fixed clip norm) is chosen for each noise and clip rule on
 images that are held out, by equally many runs; fresh runs measure the choice on the
@@ -30,8 +30,8 @@ from keras_examples import image_data, noise_trials, trials
 
 _NOISES = (*noise_trials.FIXED_ORDER, *noise_trials.AMPLIFIED)
 _METRIC = "macro_accuracy"
-# The rates of a rule whose clipped gradients are not divided by the clip norm, which is
-# well below 1 most of the time, are so much wider.
+# The factor on the learning rates of a rule whose clipped gradients are not divided by
+# the clip norm, which is mostly well below 1.
 _WIDER = 2.0
 CLIPS: dict[str, Callable[[float], dpc.ClipRule]] = {
     "fixed": lambda norm: dpc.FixedClip(norm, normalize=True),
@@ -40,7 +40,7 @@ CLIPS: dict[str, Callable[[float], dpc.ClipRule]] = {
     ),
     "median": lambda norm: dpc.QuantileClip(initial_norm=1.0),
 }
-#: Settings that change nothing of what was measured.
+#: Settings that do not change a measurement.
 _FREE = (
     *("data_dir", "noises", "clips", "epsilons", "clip_norms", "learning_rates"),
     *("repeats", "report_only", "figure_format", "output_dir"),
@@ -102,7 +102,7 @@ def _norms_and_rates(clip: str, used: Settings) -> Iterator[tuple[float, float]]
 
 
 class Study:
-    """Runs what was not run yet.
+    """Measures the runs that are missing.
 
     Args:
       used: the settings.
@@ -130,7 +130,7 @@ class Study:
         part: str,
         repeat: int,
     ) -> float:
-        """The accuracy of one run, of now or of before."""
+        """The accuracy of a run, from the files or measured now."""
         place = {
             "noise": noise,
             "epsilon": epsilon,
@@ -174,7 +174,7 @@ class Study:
 
 
 def run(used: Settings) -> programs.Outcome:
-    """Measures what is not measured yet, and reports."""
+    """Measures the missing runs, and reports."""
     study = Study(used)
     cells = list(itertools.product(used.epsilons, used.noises, used.clips))
     results = study.runs.results(cells, study.result, _METRIC)
@@ -219,7 +219,7 @@ def run(used: Settings) -> programs.Outcome:
 
 
 def _noises(study: Study, results: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """What the accounting says of each noise, before anything is trained."""
+    """The accounting of each noise, before any training."""
     for epsilon, noise in dict.fromkeys((r["epsilon"], r["noise"]) for r in results):
         how = study.plan(noise, epsilon)
         yield {

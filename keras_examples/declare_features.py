@@ -1,14 +1,15 @@
-r"""Says of features from elsewhere what their network has seen.
+r"""Declares the training history of a network behind features from elsewhere.
 
     python -m keras_examples.declare_features --features=FILE.npz --frozen \
         --network="ResNet-50, trained on ImageNet-21k"
     python -m keras_examples.declare_features --features=FILE.npz \
         --network="ResNet-50, FiLM trained on these images" --ledger=privacy.json
 
-norms_and_weights and tune_grid train on features, and state what that costs together
-with what was spent on the same images before. transfer_film --write_features notes it
-down; for features that something else computed, this program does, in a copy. What it
-is told it cannot check: it stands in every statement as an assumption.
+norms_and_weights and tune_grid train on features, and state the cost together with the
+privacy spent on the same images before. transfer_film --write_features writes the
+history into its file; for features that a different program computed, this program
+writes it into a copy. It cannot check the declaration, which stands in every statement
+as an assumption.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tfdpclip.accounting import Ledger
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What is said of which file."""
+    """The file and the declaration."""
 
     features: str | None = settings.words(None, f"The file: {features.LAYOUT}.")
     network: str | None = settings.words(
@@ -38,7 +39,7 @@ class Settings:
 
 
 def run(used: Settings) -> str:
-    """Writes the copy; returns what to print."""
+    """Writes the copy; returns the text to print."""
     for name in ("features", "network"):
         if not getattr(used, name):
             raise settings.UsageError(f"flag --{name} is missing. See --help.")

@@ -1,14 +1,14 @@
-r"""Asks which clip rule to take when nobody says: at equal epsilon, on real images.
+r"""Asks which clip rule should be the default: at equal epsilon, on real images.
 
     python -m keras_examples.default_clip --data_dir=DIR
 
 Every rule that needs no clip norm is measured against fixed clip norms (normalised, so
-that the learning rate does not ride on the norm), each with a learning rate of its own:
-"fixed" is the best of the grid's norms and rates, as whoever searches at no cost in
-privacy would find it. What is measured is macro accuracy, the mean over classes.
+that the learning rate does not depend on the norm), each with its own learning rate:
+"fixed" is the best of the grid's norms and rates, which a search would find if it cost
+no privacy. The measure is macro accuracy, the mean over classes.
 
-DIR has mnist and fashion_mnist in it, each as keras_examples.mnist_cnn reads it. What
-was measured is kept in OUTPUT_DIR/trials.jsonl, and a run that was stopped goes on.
+DIR has mnist and fashion_mnist in it, each as keras_examples.mnist_cnn reads it. The
+measurements are kept in OUTPUT_DIR/trials.jsonl, and a run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _following(quantile: float) -> Callable[[], dpc.ClipRule]:
 
 #: Rules that need no clip norm, by name.
 RULES: dict[str, Callable[[], dpc.ClipRule]] = {
-    # As Andrew et al. (2021) have it: not normalised.
+    # As in Andrew et al. (2021): not normalised.
     "quantile": dpc.QuantileClip,
     "quantile 0.5": _following(0.5),
     "quantile 0.65": _following(0.65),
@@ -50,10 +50,10 @@ _DIGITS = {
 }
 _IMAGES = ("mnist", "fashion_mnist", "imbalanced_fashion", "fashion_resnet")
 TASKS = (*_DIGITS, *_IMAGES, "features")
-#: Of a rule that is not normalised, whose useful rates are those times 1 / C.
+#: Factors for a rule that is not normalised, whose useful rates are times 1 / C.
 _WIDER = (1.0, 4.0, 16.0)
 _KEPT = "trials.jsonl"
-#: Settings that change nothing of what a line of it says.
+#: Settings that do not change a kept line.
 _FREE = (
     "tasks",
     "features",
@@ -113,7 +113,7 @@ def _feature_files(used: Settings) -> list[str]:
 
 
 def problem(task: str, used: Settings) -> trials.Problem:
-    """What a task trains: its data, and a network."""
+    """The data and network of a task."""
     if task in _DIGITS:
         data, make = load_data(_DIGITS[task]), networks.digits_network
     elif task == "fashion_resnet":
@@ -188,7 +188,7 @@ def candidates(used: Settings) -> list[trials.Candidate]:
 
 
 def _kept(used: Settings) -> kept.Kept:
-    """What was measured before, of the same settings."""
+    """The earlier measurements with the same settings."""
     unchanged = dataclasses.asdict(used)
     for name in _FREE:
         del unchanged[name]
@@ -196,7 +196,7 @@ def _kept(used: Settings) -> kept.Kept:
 
 
 def run(used: Settings) -> programs.Outcome:
-    """Measures what is not measured yet, and reports."""
+    """Measures the missing runs, and reports."""
     known = _kept(used)
     tuning: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []

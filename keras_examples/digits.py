@@ -5,18 +5,18 @@ r"""Trains a convolutional network on handwritten digits with differential priva
 The data are the 1797 images of 8 by 8 pixels that come with scikit-learn, split once
 and for all into training and test images. The network is an ordinary Keras model; a
 private optimizer, batches drawn by Poisson sampling and a `PrivacyBudget` make its
-training private. Four files in --output_dir tell what came of it: report.txt,
-digits.png, history.csv and config.json.
+training private. Four files in --output_dir have the results: report.txt, digits.png,
+history.csv and config.json.
 
-The defaults suit epsilon 3. Stronger privacy wants fewer and smaller steps, for example
+The defaults suit epsilon 3. Stronger privacy needs fewer and smaller steps, for example
 --epsilon=1 --epochs=20 --learning_rate=0.05.
 
 With --replicas=2 or --workers=2 the same training runs on two devices, or in two
 processes that stand for two machines; docs/devices.md has the rest.
 
-Not everything that a run shows is private; the report says what is. In particular the
-default settings were found by trying several on this very data set, which is no privacy
-loss here, since the data are public, but would be one with private data.
+Not everything that a run shows is private; the report names the private parts. In
+particular, the default settings were found by trying several on this very data set,
+which costs no privacy here, since the data are public, but would with private data.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import tfdpclip as dpc
 from driver_kit import devices, programs, settings
 from keras_examples import digits_report, tracking
 
-# Learning rates that work with the other defaults.
+# Learning rates that suit the remaining defaults.
 _OPTIMIZERS = {
     "sgd": (dpc.keras.DPSGD, 0.07),
     "adam": (dpc.keras.DPAdam, 0.01),
@@ -145,7 +145,7 @@ class Settings:
     )
 
     def rate(self) -> float:
-        """The learning rate, as given or what suits the optimizer."""
+        """The learning rate, as given or by default for the optimizer."""
         if self.learning_rate is not None:
             return self.learning_rate
         return _OPTIMIZERS[self.optimizer][1]
@@ -221,7 +221,7 @@ def train(used: Settings) -> digits_report.Run:
             "images, for example --batch_size=256."
         )
 
-    # Sampling, and from it the noise: both only look at public numbers.
+    # The sampling and the noise depend on public numbers only.
     batches = dpc.sampling.Poisson(used.batch_size / size).batches(
         training, accumulation_steps=used.accumulation_steps, seed=used.seed
     )
@@ -256,7 +256,7 @@ def train(used: Settings) -> digits_report.Run:
         quantile=used.target_quantile,
     )
     progress = tracking.Progress("training", steps, tracker, used.accumulation_steps)
-    # What a strategy divides has no end.
+    # Under a strategy the data never end.
     per_epoch = None
     if not alone:
         per_epoch = batches.steps_per_epoch * used.accumulation_steps
@@ -271,7 +271,7 @@ def train(used: Settings) -> digits_report.Run:
     )
     private_seconds = time.monotonic() - started
     if not devices.is_chief():
-        raise SystemExit(0)  # The chief writes what came of it.
+        raise SystemExit(0)  # The chief writes the results.
 
     started = time.monotonic()
     baseline = _train_baseline(used, training, test) if used.baseline_epochs else None

@@ -1,4 +1,4 @@
-"""What the digits program leaves behind: a text, a picture, settings, a table."""
+"""The outputs of the digits program: a text, a picture, settings, a table."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _GREY = pictures.GREY
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One finished run.
+    """A finished run.
 
     Attributes:
       flags: All settings, by flag.
-      derived: What followed from them before training.
+      derived: Numbers that follow from them before training.
       rows: The tracker's rows.
-      statement: What was spent, and what that means.
+      statement: The privacy statement.
       classes: Number of classes, for the accuracy of guessing.
       baseline: Test accuracy of the same network without privacy; None if not trained.
-      baseline_text: How that one was trained, in words.
+      baseline_text: How the baseline was trained, in words.
       seconds: How long each part took.
     """
 
@@ -62,7 +62,7 @@ class Run:
 
     def config(self, used: Any) -> dict[str, Any]:
         """The run's settings and results."""
-        del used  # `flags` holds it.
+        del used  # in `flags`
         return {
             "flags": self.flags,
             "derived": self.derived,

@@ -45,7 +45,7 @@ _L = tf.keras.layers
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """Blocks of one width; the first of them has the stride."""
+    """Blocks of the same width; the first block has the stride."""
 
     blocks: int
     kernel: int
@@ -62,7 +62,7 @@ class EfficientNetLite:
       image: images are resized to this many pixels each way.
       stages: its blocks.
       stem: width of the first convolution.
-      top: width of the last one, and number of features.
+      top: width of the last convolution, and number of features.
     """
 
     image: int
@@ -85,7 +85,7 @@ LITE0 = EfficientNetLite(
     ),
 )
 
-# What pixels in 0 to 255 lose and are divided by.
+# Subtracted from pixels in 0 to 255, and their divisor.
 MEAN, SCALE = 127.0, 128.0
 
 
@@ -151,7 +151,7 @@ def variables(
     found = {}
 
     def add(prefix, conv, norm, name):
-        # A depthwise layer's kernel has other names, which differ between Kerases.
+        # The name of a depthwise layer's kernel differs between Keras 2 and 3.
         (found[f"{prefix}{conv}.weight"],) = model.get_layer(f"{name}_conv").weights
         layer = model.get_layer(f"{name}_norm")
         for theirs, ours in (

@@ -1,7 +1,7 @@
-"""Features of a network, in files that know what the network has spent on privacy.
+"""Features of a network, in files that record the network's privacy cost.
 
-A head that trains on features of the same records composes with whatever trained the
-network before. So a file of features says what that was, and a file that does not say
+A head that trains on features of the same records composes with the earlier training of
+the network. So a file of features states that training, and a file without a statement
 is refused.
 """
 
@@ -40,7 +40,7 @@ _FIX = (
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """What a network has seen of the records whose features it computes.
+    """The training history of a network that computes features of records.
 
     Attributes:
       network: the network and its public training, in words.
@@ -58,16 +58,16 @@ class Features:
 
     *Formal guarantees*
 
-    * `ledger` starts with everything that the history says was spent on these records,
-      event by event; what is recorded in it later composes with that.
+    * `ledger` starts with all events that the history spent on these records; events
+      recorded later compose with them.
 
     Attributes:
       train: features `[n, D]` and labels `[n]`.
       test: the same.
       classes: number of classes.
-      name: what they are, for reports.
+      name: of the data, for reports.
       public: whether the records are public.
-      history: what their network has seen; None for raw pixels, which have none.
+      history: of their network; None for raw pixels, which have none.
     """
 
     train: tuple[np.ndarray, np.ndarray]
@@ -92,11 +92,11 @@ class Features:
         return digest.hexdigest()
 
     def ledger(self, delta: float) -> Ledger:
-        """A new ledger, in memory, of what was spent before."""
+        """A new ledger, in memory, with the phases of the history."""
         if self.history is None or self.history.ledger is None:
             return Ledger(delta)
         content = self.history.ledger.to_dict()
-        # The phases cost the same whatever they were kept for.
+        # The events of the phases do not depend on the delta and the accountant.
         return Ledger.from_dict({**content, "delta": delta, "accountant": "pld"})
 
     def statement(
@@ -108,7 +108,7 @@ class Features:
         steps: int,
         clip: str = "",
     ) -> PrivacyStatement:
-        """What one training run on the features costs, with what was spent before.
+        """The cost of a training run on the features, with the history's cost.
 
         Raises:
           UsageError: if the two cannot add up.
@@ -132,7 +132,7 @@ class Features:
         return ledger.statement()
 
     def caveats(self) -> list[str]:
-        """What a report on heads that train on the features says about them."""
+        """The caveats of a report on heads that train on the features."""
         if self.history is None:
             return []
         if self.history.ledger is None:
@@ -165,14 +165,14 @@ def write(
 
     *Formal guarantees*
 
-    * The history is bound to the arrays by a SHA-256 checksum: damage to either, or the
-      history of other features, is found by `read`. (A checksum does not stop somebody
-      who means to deceive, and could compute another.)
+    * A SHA-256 checksum binds the history to the arrays: `read` finds damage to either,
+      and the history of other features. (A checksum does not stop a deliberate forger,
+      who could compute a new checksum.)
 
     Args:
       path: the .npz file.
       arrays: `features`, `labels` and `split`.
-      history: what their network has seen.
+      history: of their network.
     """
     kept = {name: np.asarray(arrays[name]) for name in ARRAYS}
     about: dict[str, Any] = {
@@ -198,7 +198,7 @@ def read(name: str) -> Features:
     y = arrays["labels"].astype(np.int64)
     split = arrays["split"].astype(str)
     training, testing = split == "train", split == "test"
-    # Most files have the one name, in directories that say what is in them.
+    # Most files have this name, in directories whose names describe them.
     path = pathlib.Path(name)
     title = path.parent.name if path.stem == "features" else path.stem
     return Features(

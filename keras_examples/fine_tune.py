@@ -5,16 +5,15 @@ r"""Fine-tunes a language model or a text classifier with differential privacy.
 
 --preset names a preset of KerasHub or a directory with one (Keras 3, and the extra
 `hub`). Without it there is a small decoder over bytes, which is first trained on
---public. What is private comes as JSON lines, CSV, or text, whose paragraphs are the
+--public. Private texts come as JSON lines, CSV, or text, whose paragraphs are the
 records; with --label_field and --labels a classifier is trained.
 
-A record is what is protected: one line, or one speech. It is one row, which no other
-record shares, and is cut at --length tokens. By default LoRA alone trains: its weights
-are saved, and all weights with it merged into them, and a model card with the privacy
-statement.
+A record is the protected unit: one line, or one speech. It is a row of its own, cut at
+--length tokens. By default LoRA alone trains: its weights are saved, and all weights
+with it merged into them, and a model card with the privacy statement.
 
-What the test records say (perplexity, accuracy) is not covered by the statement; keep
-it to yourself, or take public records for it.
+The results on the test records (perplexity, accuracy) are not covered by the statement;
+keep them to yourself, or use public records for the test.
 """
 
 from __future__ import annotations

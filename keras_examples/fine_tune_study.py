@@ -5,10 +5,9 @@ r"""Asks what to train of a public model on private texts, and with which clip.
 The decoder over bytes of keras_examples.fine_tune learns --public, and then each
 --private record by itself: all weights, LoRA of several ranks, biases, or the last
 layer; and LoRA of rank 4 with fixed clip norms beside the default rule. Every way has
-its own learning rate, chosen at --tuning_epsilon in runs that are not reported. What is
-measured is the loss of test records, in nats per byte less than that of the public
-model. What was measured is kept in OUTPUT_DIR/trials.jsonl, and a run that was stopped
-goes on.
+its own learning rate, chosen at --tuning_epsilon in runs that are not reported. The
+measure is the loss of test records, in nats per byte less than the public model's. The
+measurements are kept in OUTPUT_DIR/trials.jsonl, and a run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from driver_kit import intervals, kept, programs, progress, settings
 from keras_examples import fine_tuning, text_records, tiny_language
 from tfdpclip import pictures
 
-#: What trains, by name: one of `tiny_language.TRAINED`, and the rank.
+#: The trained weights, by name: one of `tiny_language.TRAINED`, and the rank.
 WAYS = {
     "full": ("full", 4),
     "LoRA 1": ("lora", 1),
@@ -40,7 +39,7 @@ WAYS = {
 _CLIPPED = "LoRA 4"
 _DEFAULT = "default"
 _TUNING_SEED = 1000
-# Settings that change nothing of what a kept line says.
+# Settings that do not change a kept line.
 _FREE = ("epsilons", "ways", "clip_norms", "clip_epsilon", "seeds", "learning_rates")
 _FREE += ("figure_format", "output_dir", "tuning_epsilon")
 
@@ -76,7 +75,7 @@ class Settings:
 
 
 class Study:
-    """The public model, the records, and what was measured of them."""
+    """The public model, the records, and their measurements."""
 
     def __init__(self, used: Settings):
         if not used.public or not used.private:
@@ -109,7 +108,7 @@ class Study:
         )
 
     def trial(self, way, epsilon, clip, learning_rate, seed) -> dict[str, Any]:
-        """What one run gives, measured or known."""
+        """The results of a run, measured or known."""
         place = (way, epsilon, clip, learning_rate, seed)
         return self.known.get(place, functools.partial(self._measure, *place))
 
@@ -157,7 +156,7 @@ def run(used: Settings) -> programs.Outcome:
         mine = [row for row in tuning if row["way"] == way]
         rates[way] = max(mine, key=lambda row: row["gain"])["learning_rate"]
     results: dict[tuple, list] = {}
-    # A seed after the other, so that a study that is stopped has some of everything.
+    # Seed by seed, so that a stopped study has some runs of everything.
     for seed in range(used.seeds):
         for place in dict.fromkeys([*budgets, *clips]):
             found = study.trial(*place, rates[place[0]], seed)

@@ -1,7 +1,7 @@
 """Fine-tuning text models privately: networks, training, scores.
 
-A network makes rows of records, builds the model whose chosen weights train, and goes
-on with texts. `Tiny` is the built-in one; `Hub` is any preset of KerasHub.
+A network makes rows of records, builds the model whose chosen weights train, and
+continues texts. `Tiny` is the built-in network; `Hub` is any preset of KerasHub.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Tiny:
         return Rows(rows.x, text_records.classes(records, labels), None)
 
     def model(self, train: str, rank: int) -> tf.keras.Model:
-        """The public model, of which what `train` says is trainable."""
+        """The public model; only the weights chosen by `train` are trainable."""
         model = tiny_language.build(self.shape, train, rank)
         tiny_language.assign(model, self.values)
         return model
@@ -72,7 +72,7 @@ class Hub:
     """A preset of KerasHub: one of its names, or a directory.
 
     Args:
-      preset: which.
+      preset: the preset.
       length: T, the tokens of a row.
       classes: 0 for a language model; else a classifier.
 
@@ -111,7 +111,7 @@ class Hub:
         return Rows(x, np.asarray(y), weights)
 
     def model(self, train: str, rank: int) -> tf.keras.Model:
-        """The preset's model, of which what `train` says is trainable."""
+        """The preset's model; only the weights chosen by `train` are trainable."""
         kind, preset, options = self._preset
         self.task = kind.from_preset(
             preset, preprocessor=self.task.preprocessor, **options
@@ -171,7 +171,7 @@ def pretrain(
 def pretrained(
     path: pathlib.Path, shape: tiny_language.Shape, public: str, epochs: int
 ) -> dict[str, np.ndarray]:
-    """What `pretrain` makes of public texts; kept in a file, and read from it."""
+    """The weights that `pretrain` learns from public texts, kept in a file."""
     if path.exists():
         return files.read_npz(path, list(np.load(path).files))
     values = pretrain(shape, text_records.read(public), epochs)
@@ -191,7 +191,7 @@ def begun(
     """Compiles a model for the plan, and gives the batches for `fit`.
 
     Args:
-      model: of which what is trainable trains.
+      model: the model, with its trainable weights chosen.
       rows: of the private records.
       plan: the budget, and all that follows.
       learning_rate: of Adam.
@@ -224,7 +224,7 @@ def tune(
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """What a model does with test records.
+    """The results of a model on test records.
 
     Attributes:
       losses: of each record, summed over its tokens, in nats.

@@ -28,7 +28,7 @@ from keras_examples import (
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Which features of what."""
+    """The data and the network."""
 
     dataset: str = settings.choice(
         "mnist",
@@ -55,7 +55,7 @@ class Settings:
 
 
 def run(used: Settings) -> str:
-    """Writes the file; returns what to print."""
+    """Writes the file; returns the text to print."""
     if used.checkpoint is None:
         raise settings.UsageError(
             "flag --checkpoint is missing: it must name a .npz file of the pre-trained "

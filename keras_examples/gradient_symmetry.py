@@ -6,11 +6,11 @@ r"""How symmetric per-example gradients are while a network trains in private.
 
 Figures 1 to 3 of Chen, Wu and Hong (2020): gradients of single examples under a random
 projection to the plane, at several epochs and under several projections, and their
-cosines with the mean gradient. Numbers stand beside the pictures: symmetry scores with
-permutation p-values, and what clipping does to progress.
+cosines with the mean gradient. Beside the pictures there are numbers: symmetry scores
+with permutation p-values, and the effect of clipping on progress.
 
-Epoch 0 is before training; the paper's epochs count from 0, so its 59 is 60 here. What
-the paper leaves open: how many examples (here 1000), and dropout (here off).
+Epoch 0 is before training; the paper's epochs count from 0, so its 59 is 60 here. The
+paper leaves open the number of examples (here 1000), and dropout (here off).
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def _projections(found):
     ]
 
 
-#: What scores symmetry, and what it is called.
+#: The kinds of symmetry score, and their names.
 _MEASURES = {
     "asymmetry": "residuals",
     "asymmetry_directions": "directions of residuals",
@@ -299,7 +299,7 @@ def _scatter(panels, title):
     picture, axes = pictures.new(0.6 + 3.0 * columns, 0.9 + 2.9 * rows, rows, columns)
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
-    # One kind of scale in all panels, so that they can be compared.
+    # All panels have the same kind of scale, so that they can be compared.
     logarithmic = pictures.heavy_tailed(
         [one.projections[k] for one, k in panels.values()]
     )

@@ -37,7 +37,7 @@ def curves(parts: Mapping[str, Rows], x: str, title: str) -> Any:
 
     Args:
       parts: rows of `grid_results`, by the title of their panel.
-      x: "clip_norm" or "batch_size"; what is not a number is a dotted line.
+      x: "clip_norm" or "batch_size"; a value that is not a number is a dotted line.
       title: of the figure.
     """
     count = max(1, len(parts))
@@ -56,7 +56,7 @@ def curves(parts: Mapping[str, Rows], x: str, title: str) -> Any:
         if len(parts) > 1:
             ax.set_title(name, fontsize=10)
     low = axes[0, 0].get_ylim()[0]
-    if low < -25:  # A setting that fails would flatten what is compared.
+    if low < -25:  # A failed setting would flatten the rest.
         axes[0, 0].set_ylim(-25, 1)
     axes[0, 0].set_ylabel("macro accuracy less the best (points)")
     handles, _ = axes[0, 0].get_legend_handles_labels()
@@ -131,7 +131,7 @@ def by_epochs(rows: Rows, title: str) -> Any:
 
 
 def best_clip_norms(parts: Mapping[str, Rows], title: str) -> Any:
-    """The best clip norm by epsilon, with those that repeats do not tell from it."""
+    """The best clip norm by epsilon, with the norms not told apart from it."""
     picture, axes = pictures.new(6.2, 4.2)
     ax = axes[0, 0]
     for k, (name, rows) in enumerate(parts.items()):
@@ -140,7 +140,7 @@ def best_clip_norms(parts: Mapping[str, Rows], title: str) -> Any:
             close_to_best([r for r in rows if r["epsilon"] == e], "clip_norm")
             for e in epsilons
         ]
-        # Lines of several parts would hide one another.
+        # Lines of several parts would hide each other.
         x = [e * 1.04 ** (k - (len(parts) - 1) / 2) for e in epsilons]
         look = pictures.style(k)
         best = [one for one, _ in found]
@@ -163,7 +163,7 @@ def best_clip_norms(parts: Mapping[str, Rows], title: str) -> Any:
 
 
 def order(first: Sequence[float], second: Sequence[float]) -> str:
-    """What two sets of settings, each not told apart, say for first > second.
+    """The evidence of two sets of equally good settings for first > second.
 
     >>> order([10, 42], [1]), order([1], [0.1, 1])
     ('evidence', 'not told apart, so no evidence')
@@ -176,7 +176,7 @@ def order(first: Sequence[float], second: Sequence[float]) -> str:
 
 
 def close_to_best(rows: Rows, name: str) -> tuple[Any, list[Any]]:
-    """The best number, and all whose greatest repeat reaches the best one's least.
+    """The best number, and all whose greatest repeat reaches the best's least.
 
     >>> rows = [{"c": 1, "mean": 0.5, "min": 0.4, "max": 0.6},
     ...         {"c": 10, "mean": 0.4, "min": 0.3, "max": 0.45},

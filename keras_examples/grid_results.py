@@ -1,4 +1,4 @@
-"""What a search writes into its directory, for resuming it and for other programs."""
+"""The files in a search's directory, for resuming it and for other programs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COLUMNS = (
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """The results of one directory.
+    """The results in a directory.
 
     Attributes:
       name: of data and network.
@@ -47,7 +47,7 @@ class Results:
 
 
 def grid_path(directory: pathlib.Path, epsilon: float) -> pathlib.Path:
-    """The table of all runs at one budget."""
+    """The table of all runs at a budget."""
     return directory / f"grid_eps_{epsilon:g}.csv"
 
 
@@ -58,7 +58,7 @@ def begin(
     grid: Grid,
     epsilons: Iterable[float],
 ) -> None:
-    """Says what a search is of; refuses results that this one would not be of.
+    """Records a search's data, network and grid; refuses results of other searches.
 
     Raises:
       UsageError: if the directory has runs on other data or of another network, or at

@@ -1,4 +1,4 @@
-"""The grids of Rehn et al. (2025, Table A1), and what flags make of them."""
+"""The grids of Rehn et al. (2025, Table A1), and their changes by flags."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NamedGrid:
     smallest: int = 8
 
     def batch_sizes(self, size: int | None = None) -> tuple[int | str, ...]:
-        """Those below the number of training examples, and full."""
+        """The grid's sizes below the number of training examples, and "full"."""
         sizes = [2**k for k in range(self.smallest, self.largest + 1)]
         return (*(b for b in sizes if b < (size or self.size)), "full")
 
@@ -61,7 +61,7 @@ GRIDS = {
 
 
 class Choices(Protocol):
-    """What flags say of a grid; None: as it is named."""
+    """Flags that change a grid; None keeps the named grid's values."""
 
     grid: str
     clip_norms: str | None

@@ -48,7 +48,7 @@ class Images:
       train: uint8 images `[n, height, width, channels]` and int32 labels `[n]`.
       test: the same.
       classes: number of classes.
-      name: what they are, for reports.
+      name: of the data, for reports.
       public: whether they are public for sure (stand-ins are).
     """
 
@@ -146,7 +146,7 @@ def load_fashion_mnist(directory: pathlib.Path) -> Images:
 
 
 def _name_of(x: np.ndarray, y: np.ndarray, directory: pathlib.Path) -> str:
-    """Which of the data sets in MNIST's format it is, by its test data."""
+    """The name of a data set in MNIST's format, recognised by its test data."""
     digest = hashlib.sha256(x.tobytes() + y.astype(np.uint8).tobytes()).hexdigest()
     unknown = f"images in MNIST's format ({directory.resolve().name})"
     return _KNOWN.get(digest, unknown)
@@ -228,7 +228,7 @@ def _find(directory: pathlib.Path, name: str, layout: str) -> pathlib.Path:
 
 
 def _read_bytes(path: pathlib.Path, most: int = _MOST_BYTES) -> bytes:
-    """The file, decompressed; at most `most` bytes of it and one more."""
+    """The file, decompressed; at most `most` bytes of it and a further byte."""
     try:
         if path.suffix != ".gz":
             return files.read_bytes(path)

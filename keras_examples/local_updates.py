@@ -1,8 +1,8 @@
-"""General batch clipping: what is clipped is what a group's local SGD did.
+"""General batch clipping: the update of a group's local SGD steps is clipped.
 
-Nguyen et al. (2023), section 3.1: the vector that is clipped may be any function of the
-group. Here it is the sum of the gradients of several SGD steps on the group, which is
-(w_start - w_end) / local rate.
+Nguyen et al. (2023), section 3.1: the clipped vector may be any function of the group.
+Here it is the sum of the gradients of several SGD steps on the group, which is (w_start
+- w_end) / local rate.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class LocalUpdates(tf.keras.Sequential):
 
     For an optimizer of ``unit="batch"``, each of whose physical batches is one group.
 
-    *Formal guarantees*: those of ``unit="batch"``, of which this changes nothing. The
-    loss of a physical batch is a function of that batch and of the weights at the
-    start of the step: local weights are tensors of the batch's own graph, no variable
-    is written, and nothing goes from group to group. Whatever the update is, the
-    optimizer clips it, so that an example moves it by at most twice the clip norm; and
-    the optimizer looks through this loss for state of other batches as through any.
-    That groups of one step have no example in common is what `Batches` sees to.
+    *Formal guarantees*: those of ``unit="batch"``, unchanged. The loss of a physical
+    batch is a function of that batch and of the weights at the start of the step: local
+    weights are tensors of the batch's own graph, no variable is written, and nothing
+    goes from group to group. The optimizer clips every update, so an example moves it
+    by at most twice the clip norm; and the optimizer checks this loss for state of
+    other batches as it checks any loss. `Batches` ensures that groups of a step have no
+    example in common.
 
     Args:
       model: a sequential network of dense and convolutional layers, batch
@@ -56,7 +56,7 @@ class LocalUpdates(tf.keras.Sequential):
         self._in_step = False
 
     def train_step(self, *arguments: Any, **options: Any) -> Any:
-        """A step, whose loss is of local steps; elsewhere the loss is the usual one."""
+        """A step with the loss of local steps; outside a step the loss is unchanged."""
         self._in_step = True
         try:
             return super().train_step(*arguments, **options)
@@ -100,7 +100,7 @@ class LocalUpdates(tf.keras.Sequential):
 def forward(
     layers: Sequence[Any], weights: Sequence[tf.Tensor], x: tf.Tensor
 ) -> tf.Tensor:
-    """What layers compute in training mode with other weights; writes nothing.
+    """The outputs of layers in training mode with given weights; writes nothing.
 
     Args:
       layers: of a `LocalUpdates`.

@@ -5,7 +5,7 @@ r"""Trains the geometry paper's MNIST network with DP-SGD.
 
 Chen, Wu and Hong (2020): learning rate 0.15, batches of 128, clip norm 1, noise
 multiplier 1.1. --model=tutorial is the network of the tutorial that these numbers come
-from (there with batches of 256 for 60 epochs), --model=literal what the paper says.
+from (there with batches of 256 for 60 epochs), --model=literal the paper's own words.
 """
 
 from __future__ import annotations

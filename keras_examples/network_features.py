@@ -1,4 +1,4 @@
-"""What a network of `transfer_models` computes below its head."""
+"""The features that a network of `transfer_models` computes below its head."""
 
 from __future__ import annotations
 

@@ -97,8 +97,8 @@ def small_resnet(shape: tuple[int, int, int] = (28, 28, 1)) -> tf.keras.Model:
 class StandardizedConv2D(_L.Conv2D):
     """A convolution whose kernel is standardised before it is used (Qiao et al. 2019).
 
-    Each filter has mean 0 and variance 1 / (its number of inputs). That takes nothing
-    from the batch, as batch normalisation does.
+    Each filter has mean 0 and variance 1 / (its number of inputs). Unlike batch
+    normalisation, this uses no statistic of the batch.
     """
 
     def call(self, inputs):
@@ -169,7 +169,7 @@ def digits_network() -> tf.keras.Model:
 
 
 def dense_network(shape: tuple[int, ...], hidden: int = 64) -> tf.keras.Model:
-    """One hidden layer for ten classes: 50,890 parameters for 28 by 28 pixels."""
+    """A hidden layer for ten classes: 50,890 parameters for 28 by 28 pixels."""
     return tf.keras.Sequential(
         [
             _L.Input(shape),

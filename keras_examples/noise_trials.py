@@ -1,6 +1,6 @@
-"""One network, trained with noise that is correlated over the steps, or is not.
+"""A network, trained with noise that is correlated over the steps, or independent.
 
-All at equal epsilon. Batches come in a fixed order, which nothing is amplified by, or,
+All runs have equal epsilon. Batches come in a fixed order, without amplification, or,
 as references, at random.
 """
 
@@ -38,7 +38,7 @@ class Data:
 
 
 def load(used: Any) -> Data:
-    """The images; those that are held out are the same in every run.
+    """The images; the held-out images are the same in every run.
 
     Args:
       used: the settings of `correlated_noise`.
@@ -57,13 +57,13 @@ def load(used: Any) -> Data:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How the runs of one noise are private.
+    """The sampling and noise of the runs of a noise kind.
 
     Attributes:
       scheme: draws the batches.
       steps: of a run.
       matrix: of the noise; None for independent noise.
-      noise_multiplier: what an optimizer is given.
+      noise_multiplier: of the optimizer.
     """
 
     scheme: dpc.sampling.SamplingScheme
@@ -143,7 +143,7 @@ def trained(
     part: str,
     used: Any,
 ) -> dict[str, Any]:
-    """Trains from new weights, and says what came of it, and what it cost.
+    """Trains from new weights; returns the accuracy and the privacy cost.
 
     Args:
       data: the images.

@@ -1,4 +1,4 @@
-r"""What noise does to gradient norms, and what clipping does to hard classes.
+r"""The effect of noise on gradient norms, and of clipping on hard classes.
 
     python -m keras_examples.norms_and_weights
     python -m keras_examples.norms_and_weights --features=FILE.npz --clip_norms=0.1,1,42
@@ -6,7 +6,7 @@ r"""What noise does to gradient norms, and what clipping does to hard classes.
 
 Figures 3 and 4 of Rehn, Zhao, Heikkila and Honkela (2025): per-example gradient norms
 after training at several epsilons; the weight that clipping leaves each class, relative
-to the easiest one at clip norm 1; and how class accuracies differ between clip norms.
+to the easiest class at clip norm 1; and how class accuracies differ between clip norms.
 With --trainable=film the model is a pre-trained network whose scales, offsets and head
 are trained by normalised DP-Adam, as in the paper; otherwise a linear head from zero,
 on scikit-learn's digits or on cached features of a frozen network. --write_gradients is
@@ -109,7 +109,7 @@ def run(used: Settings) -> programs.Outcome:
                 for name, values in (("head", found.head), ("all", found.every))
             ]
         violins[f"ε = {epsilon:g}"] = norms[1.0]
-        # One model for each clip norm, as the paper; the baseline is that of C = 1.
+        # A model for each clip norm, as in the paper; the baseline is that of C = 1.
         weights = [
             diagnostics.class_weights(
                 norms[c],
@@ -208,7 +208,7 @@ def run(used: Settings) -> programs.Outcome:
 
 
 def _write(gradients: np.ndarray, path: pathlib.Path) -> str:
-    """Writes gradients; returns what a report says about the file."""
+    """Writes gradients; returns the report's text about the file."""
     with files.replacing(path) as temporary, open(temporary, "wb") as stream:
         np.savez(stream, gradients=gradients)
     return (
@@ -225,7 +225,7 @@ def _verdict(medians):
 
 
 def _with_what_was_spent(problem, how, delta):
-    """What a head and its features cost together, as an end of a line."""
+    """The joint cost of a head and its features, as an end of a line."""
     if not problem.spent:
         return ""
     statement = problem.statement(

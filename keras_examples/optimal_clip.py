@@ -68,12 +68,12 @@ class SoftmaxRegression:
         return odds
 
     def step(self, learning_rate: float) -> None:
-        """One step of gradient descent on the mean loss of all examples."""
+        """A step of gradient descent on the mean loss of all examples."""
         gradient = self.inputs.T @ self._errors() / len(self.inputs)
         self.weights -= learning_rate * gradient
 
     def gradients(self, count: int) -> np.ndarray:
-        """`[count, 650]`, those of the first examples."""
+        """`[count, 650]`, the gradients of the first examples."""
         errors = self._errors()[:count]
         return np.einsum("ni,nj->nij", self.inputs[:count], errors).reshape(count, -1)
 

@@ -7,9 +7,9 @@ speeches of --private, plays in which a person is a speaker. Neighbours differ i
 speaker. Two ways have the same budget, the same number of steps, and as many rows in a
 step (Charles et al. 2024): speakers are drawn, and k speeches of each, whose mean
 gradient is clipped once; or speeches are drawn, each is clipped, and k speeches of a
-speaker at most are in the data. What is measured is the loss of the speeches of
-speakers that were left out, in nats per byte less than that of the public model. What
-was measured is kept in OUTPUT_DIR/trials.jsonl, and a run that was stopped goes on.
+speaker at most are in the data. The measure is the loss of the speeches of speakers
+that were left out, in nats per byte less than the public model's. The measurements are
+kept in OUTPUT_DIR/trials.jsonl, and a run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from driver_kit import intervals, kept, programs, progress, settings
 from keras_examples import fine_tuning, text_records, tiny_language
 from tfdpclip import accounting, pictures, sampling
 
-#: What is drawn.
+#: The drawn unit.
 WAYS = ("people", "examples")
-# Settings that change nothing of what a kept line says.
+# Settings that do not change a kept line.
 _FREE = ("ways", "per_person", "learning_rates", "seeds", "figure_format", "output_dir")
 _TUNING_SEED = 1000
 _HEADINGS = ("ACT", "SCENE", "PROLOGUE", "EPILOGUE")
@@ -68,7 +68,7 @@ class Settings:
 
 
 def speaker_of(speech: str) -> str | None:
-    """Who says a paragraph of a play, if it begins with a name.
+    """The speaker of a paragraph of a play, if it begins with a name.
 
     >>> speaker_of("LADY MACBETH. Out, damned spot!"), speaker_of("They fight.")
     ('LADY MACBETH', None)
@@ -78,7 +78,7 @@ def speaker_of(speech: str) -> str | None:
 
 
 def speeches(names: str) -> tuple[list[text_records.Record], np.ndarray]:
-    """The speeches of plays, and whose each of them is: of which play, and who."""
+    """The speeches of plays, and for each its play and speaker."""
     found, people = [], []
     for path in text_records.files_of(names):
         play = text_records.read(str(path))
@@ -97,7 +97,7 @@ def speeches(names: str) -> tuple[list[text_records.Record], np.ndarray]:
 
 
 class Study:
-    """The public model, the speeches, and what was measured of them."""
+    """The public model, the speeches, and their measurements."""
 
     def __init__(self, used: Settings):
         if not used.public or not used.private:
@@ -168,7 +168,7 @@ class Study:
         return scheme.batches(self.rows.data, people=self.people, seed=seed)
 
     def trial(self, way, per_person, learning_rate, seed) -> dict[str, Any]:
-        """What one run gives, measured or known."""
+        """The results of a run, measured or known."""
         place = (way, per_person, learning_rate, seed)
         return self.known.get(place, functools.partial(self._measure, *place))
 

@@ -149,7 +149,7 @@ def _between(rows, names) -> list[str]:
 
 
 def _order(one, other) -> str:
-    """What two best clip norms say, the first of which should be larger."""
+    """The evidence of two best clip norms, the first of which should be larger."""
     first, second = (
         [float(c) for c in row["not_told_apart"].split()] for row in (one, other)
     )

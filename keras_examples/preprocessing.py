@@ -1,4 +1,4 @@
-"""What pre-trained networks expect of images, as their first layer."""
+"""The preprocessing of images for pre-trained networks, as their first layer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Preprocess(tf.keras.layers.Layer):
     Args:
       size: the network's.
       crop: whether to resize to size / 0.9 and take the middle, rather than to size.
-      mean: what pixels lose.
-      scale: what they are divided by then.
+      mean: subtracted from pixels.
+      scale: the divisor after that.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""A pre-trained network on private images, and what of it trains.
+"""A pre-trained network on private images, and its trained weights.
 
-What `transfer_film` trains once, and `tune_grid` and `norms_and_weights` many times.
+`transfer_film` trains it once, `tune_grid` and `norms_and_weights` many times.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tfdpclip import files
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The flags of all programs that train such a network."""
+    """The flags of all programs that train a pre-trained network."""
 
     dataset: str = settings.choice(
         "cifar100",
@@ -87,10 +87,10 @@ class Network:
 
     Attributes:
       model: with `trainable` as chosen; not compiled.
-      data: the private images, and those to test on.
-      counts: what trains: a sentence, if it is made a text.
+      data: the private images, and the test images.
+      counts: the trained weights: a sentence, when turned into text.
       origin: the network and its public training, in words.
-      initial: what the variables that train start from.
+      initial: the initial values of the trained variables.
     """
 
     model: tf.keras.Model
@@ -118,7 +118,7 @@ class Network:
     def digest(self) -> str:
         """A SHA-256 of images and weights, by which to know them again.
 
-        Of files it takes names, folders, labels and size, not what is in them.
+        For image files, names, folders, labels and size count, not the contents.
         """
         self.reset()
         found = hashlib.sha256()
@@ -142,10 +142,10 @@ def _update(digest, array: np.ndarray) -> None:
 
 
 def prepare(used: Settings, kept: str | os.PathLike[str] | None = None) -> Network:
-    """Reads the images, makes the network and chooses what trains.
+    """Reads the images, makes the network and chooses its trained weights.
 
     Args:
-      used: which.
+      used: the settings.
       kept: a .npz file for a network that is trained here, on public digits: read if it
         is there, written if not, so that a search goes on with the same network.
 
@@ -192,7 +192,7 @@ def prepare(used: Settings, kept: str | os.PathLike[str] | None = None) -> Netwo
 
 
 def select(model: tf.keras.Model, used: Settings) -> object:
-    """Chooses what trains; returns what makes a sentence about it."""
+    """Chooses the trained weights; returns an object whose text describes them."""
     config = transfer_models.MODELS[used.model]
     if used.trainable == "film":
         chosen = None
@@ -218,7 +218,7 @@ def select(model: tf.keras.Model, used: Settings) -> object:
 
 
 def _pretrained(model, public, epochs: int, kept) -> None:
-    """Trains on public data without privacy, or reads what came of it before."""
+    """Trains on public data without privacy, or reads an earlier result."""
     path = None if kept is None else pathlib.Path(kept)
     if path is not None and path.exists():
         _restore(model, epochs, path)

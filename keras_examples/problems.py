@@ -1,4 +1,4 @@
-"""What searches and studies train, many times over: heads on features, or networks."""
+"""Problems that searches and studies train many times: heads, or whole networks."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Settings(pretrained.Settings):
 
 
 class Problem(Protocol):
-    """What trains, on what.
+    """The trained model and its data.
 
     Attributes:
       name: of the data and, if it trains, the network.
-      trained: what a run trains, as the end of a sentence.
+      trained: the trained part, as the end of a sentence.
       size: number of training examples.
       labels: theirs.
       public: whether they are public.
@@ -69,20 +69,20 @@ class Problem(Protocol):
     def digest(self) -> str: ...
 
     def ledger(self, delta: float) -> Ledger:
-        """A new ledger of what was spent before."""
+        """A new ledger with the earlier privacy cost."""
 
     def statement(self, delta: float, **mechanism: Any) -> PrivacyStatement:
-        """What one run costs, with what was spent before."""
+        """The privacy statement of a run, with the earlier cost."""
 
     def trainer(self, how: trainers.Plan, clip: float | str) -> trainers.Trainer:
-        """What trains with a plan and a clip norm or rule."""
+        """A trainer with a plan and a clip norm or rule."""
 
     def caveats(self) -> list[str]:
-        """What a report says about them."""
+        """The caveats of a report."""
 
 
 class Heads:
-    """Heads on features; what the features have cost counts."""
+    """Heads on features; the features' privacy cost counts."""
 
     trained = "a linear head that starts at zero"
 
@@ -100,11 +100,11 @@ class Heads:
 
 
 class Networks:
-    """A network that was trained on public data, again and again from there.
+    """A network that was trained on public data, from which each run starts.
 
     *Formal guarantees*
 
-    * No run sees anything of another: all that trains is set back before each.
+    * Runs are independent: all trained variables are reset before each.
     """
 
     spent = False

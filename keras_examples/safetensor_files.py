@@ -1,7 +1,7 @@
 """Files in the safetensors format, read strictly: names, shapes and raw numbers.
 
-Eight bytes with the length of a JSON header, the header, and the arrays one after
-another. Nothing of a file is ever run.
+Eight bytes with the length of a JSON header, the header, and the arrays in order. No
+code in a file is ever run.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Texts as private records: read from files, a row of tokens each.
 
-One record is one row: its tokens never share a row with another's. Packing several
-records into a row, as language models are usually trained, would make the row what is
-protected, or let a record reach into two rows; here a record that is too long is cut at
-a public length, and one that is too short is padded with weight 0.
+A record is a row: its tokens never share a row with other records. Packing several
+records into a row, as language models are usually trained, would make the row the
+protected unit, or let a record reach into two rows; here a record that is too long is
+cut at a public length, and a short record is padded with weight 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ENDINGS = (".jsonl", ".csv", ".txt")
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What one person wrote, or one sentence, with its label if it has one."""
+    """A person's text, or a sentence, with its label if it has one."""
 
     text: str
     label: str | None = None
@@ -41,7 +41,7 @@ class Rows:
     """Rows of tokens, one for each record.
 
     Attributes:
-      x: inputs `[n, ...]`: tokens, or what a KerasHub model takes.
+      x: inputs `[n, ...]`: tokens, or the inputs of a KerasHub model.
       y: `[n, T]`: the next tokens; or `[n]`, classes.
       weights: `[n, T]`: 1 for tokens of the record and 0 for padding; None for classes.
     """
@@ -65,13 +65,13 @@ def read(
 ) -> list[Record]:
     """The records of some files, in order.
 
-    A line of JSON lines or of a CSV file is a record. Of a text file a record is a
-    paragraph: what stands between empty lines, as a speech of a play does.
+    A line of JSON lines or of a CSV file is a record. In a text file a record is a
+    paragraph: the text between empty lines, such as a speech of a play.
 
     Args:
       names: files, or directories of them, separated by commas.
-      text_field: which field or column is the text.
-      label_field: which is the label; None: there is none.
+      text_field: the field or column of the text.
+      label_field: the field or column of the label; None: there is none.
 
     Raises:
       UsageError: for files that cannot be read so.

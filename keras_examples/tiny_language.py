@@ -1,4 +1,4 @@
-"""A small decoder over bytes, with LoRA, for any Keras: what runs without KerasHub."""
+"""A small decoder over bytes, with LoRA, for any Keras; it needs no KerasHub."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import tensorflow as tf
 from keras_examples import text_records
 
 L = tf.keras.layers
-#: What can train: everything, updates of low rank in the blocks, the biases of dense
-#: layers, or the last layer.
+#: The trainable parts: everything, updates of low rank in the blocks, the biases of
+#: dense layers, or the last layer.
 TRAINED = ("lora", "full", "bias", "head")
 _WEIGHTS = ("embeddings", "positions", "kernel", "bias", "gamma", "beta")
 _LOW_RANK = ("lora_a", "lora_b")
@@ -111,7 +111,7 @@ class Shape:
 
 
 def build(shape: Shape, train: str = "full", rank: int = 4) -> tf.keras.Model:
-    """A decoder, of which only what `train` says is trainable.
+    """A decoder with the trainable weights that `train` chooses.
 
     Args:
       shape: its size.
@@ -119,7 +119,7 @@ def build(shape: Shape, train: str = "full", rank: int = 4) -> tf.keras.Model:
       rank: of LoRA.
     """
     inner = train if train != "head" else "nothing"
-    # A new classifier's head is trained whatever else is.
+    # A new classifier's head is always trained.
     last = "full" if train in ("full", "head") or shape.classes else inner
     frozen = {"trainable": train == "full"}
 
@@ -146,11 +146,11 @@ def build(shape: Shape, train: str = "full", rank: int = 4) -> tf.keras.Model:
 
 
 def weights(model: tf.keras.Model, names=_WEIGHTS) -> dict[str, np.ndarray]:
-    """The weights by layer and name; those of LoRA merged into the kernels.
+    """The weights by layer and name; LoRA's weights merged into the kernels.
 
     Args:
       model: a model of `build`.
-      names: which; `low_rank` has those of LoRA themselves.
+      names: of the weights; `low_rank` has LoRA's own weights.
     """
     found = {}
     for layer in model.layers:
@@ -171,7 +171,7 @@ def low_rank(model: tf.keras.Model) -> dict[str, np.ndarray]:
 
 
 def assign(model: tf.keras.Model, values: dict[str, np.ndarray]) -> None:
-    """Gives a model the weights of another; a classifier's head stays as it is.
+    """Assigns weights to a model; a classifier's head stays as it is.
 
     Raises:
       ValueError: if they are of another shape.

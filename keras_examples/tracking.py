@@ -12,16 +12,16 @@ from driver_kit import progress
 
 
 class Tracker(tf.keras.callbacks.Callback):
-    """Keeps one row per epoch: test accuracy, epsilon, clip norm, gradient norms.
+    """Keeps a row per epoch: test accuracy, epsilon, clip norm, gradient norms.
 
     Put it behind `PrivacyBudget`, which provides epsilon.
 
     Args:
       test: Images and labels to measure the accuracy on. They are not protected.
       unprotected: Images and labels whose gradient norms to measure, **without
-        noise**. What comes of it is in the columns that start with `unprotected_` and
-        is not covered by any privacy guarantee. None leaves these columns out.
-      quantile: Which quantile of those norms to keep.
+        noise**. The norms are in the columns that start with `unprotected_` and are not
+        covered by any privacy guarantee. None leaves these columns out.
+      quantile: The quantile of the norms to keep.
 
     Attributes:
       rows: The rows, as dictionaries.
@@ -73,7 +73,7 @@ class Tracker(tf.keras.callbacks.Callback):
         loss = tf.keras.losses.sparse_categorical_crossentropy(
             labels, self.model(images, training=True), from_logits=True
         )
-        # Of a strategy's variables, those on the first device, which this reads.
+        # A strategy's variables are read on the first device.
         strategy = self.model.distribute_strategy
         variables = [
             strategy.experimental_local_results(variable)[0]
@@ -83,7 +83,7 @@ class Tracker(tf.keras.callbacks.Callback):
 
 
 class HasRows(Protocol):
-    """Something with rows of numbers by name, one per epoch so far."""
+    """An object with rows of numbers by name, a row for each epoch so far."""
 
     rows: list[dict[str, float]]
 
@@ -92,9 +92,9 @@ class Progress(tf.keras.callbacks.Callback):
     """Shows the progress of `fit`, and a tracker's numbers.
 
     Args:
-      title: What is running.
+      title: The name of the training.
       steps: Number of steps in the whole run.
-      tracker: Whose newest row to show; None shows progress alone.
+      tracker: Shows its newest row; None shows progress alone.
       accumulation_steps: Physical batches per step.
       stream: Where to write; standard output by default.
     """

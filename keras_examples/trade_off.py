@@ -1,12 +1,11 @@
-"""What the best attack on one record finds, at every rate of false alarms.
+"""The power of the best attack on one record, at every rate of false alarms.
 
     python -m keras_examples.trade_off --epsilons=1,3,8
 
 An attack sees everything that a run released, knows all other records, and says whether
-one record was in the data. The figure has the most that any attack finds out of the
-records that were, against how often it is wrong about records that were not: exactly,
-from the run's whole privacy loss, and by what one epsilon and delta imply alone. No
-data are used.
+one record was in the data. The figure has the largest share of included records that
+any attack finds, against its share of errors on excluded records: exactly, from the
+run's whole privacy loss, and from one epsilon and delta alone. No data are used.
 """
 
 from __future__ import annotations

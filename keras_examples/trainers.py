@@ -18,7 +18,7 @@ from tfdpclip.diagnostics import ClassAccuracy, GradientMeter, class_accuracy
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How one run is private."""
+    """The sampling and noise of a run."""
 
     rate: float
     steps: int
@@ -36,7 +36,7 @@ class Norms:
     """Gradient norms by example.
 
     Attributes:
-      every: over all that trains, which is what is clipped.
+      every: over all trained weights, which are clipped together.
       head: over the head alone.
     """
 
@@ -78,11 +78,11 @@ class Trainer:
 
     *Formal guarantees*
 
-    * A run makes exactly the plan's steps, or ends in an error. What it costs is for
-      whoever calls to account for: each run is one more.
+    * A run makes exactly the plan's steps, or ends in an error. The caller accounts for
+      the cost: each run is a further cost.
 
     Args:
-      model: a model that is built, with what trains chosen; it gets compiled.
+      model: a built model with its trained weights chosen; it gets compiled.
       batches: drawn by the plan's scheme, for one run.
       how: rate, steps and noise.
       clip: a clip norm, for clipping divided by it, or "auto_s".
@@ -145,7 +145,7 @@ class Trainer:
         return Norms(found.norms, found.by_group[:, found.groups.index("head")])
 
     def gradients(self, count: int) -> np.ndarray:
-        """`[count, d]`, those of the first training examples, unclipped: private."""
+        """`[count, d]`, unclipped gradients of the first examples: private."""
         return self._meter.gradients(self.examples(count), batch_size=self._rows)
 
 
@@ -186,8 +186,8 @@ class NetworkTrainer(Trainer):
     """Trains a pre-trained network's scales and offsets, say, and its head.
 
     Args:
-      network: before training; trainers of one network share its variables, so that one
-        runs and is measured before the next runs.
+      network: before training; trainers of a network share its variables, so each runs
+        and is measured before the next runs.
       how: rate, steps and noise.
       clip: a clip norm, for clipping divided by it, or "auto_s".
       physical: most images at a time.
@@ -198,7 +198,7 @@ class NetworkTrainer(Trainer):
     ):
         self.network = network
         network.reset()
-        # The same layers; but compiled for itself.
+        # A model of the same layers, compiled separately.
         model = tf.keras.Model(network.model.inputs, network.model.outputs)
         batches = training.draw(
             how.scheme, network.data.train, physical, None, steps=how.steps

@@ -1,4 +1,4 @@
-"""One private training run of an image model: batches, budget, what came of it."""
+"""A private training run of an image model: batches, budget, results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Trained:
         one), loss, test_accuracy, seconds.
       statement: the privacy statement; None without privacy.
       accuracy: test accuracy by class at the end.
-      ledger: what was spent, in full; None without privacy.
+      ledger: of the private steps; None without privacy.
     """
 
     rows: list[dict[str, float]]
@@ -97,7 +97,7 @@ def private_run(
 
     Args:
       used: the settings.
-      images: what to train on.
+      images: the training data.
       model: the model.
       optimizer_class: of `dpc.keras`.
       rate: the learning rate, given the steps of an epoch; a constant by default.
@@ -137,7 +137,7 @@ def private_run(
 
 
 def _for_one_record(transform: Callable) -> Callable:
-    """What `transform` does to a batch, for a record that sees no other."""
+    """Turns a transform of batches into a transform of a single record."""
 
     def apply(x, y):
         x, y = transform(x[tf.newaxis], y[tf.newaxis])
@@ -168,13 +168,13 @@ def fit(
       test: images and labels.
       delta: for the privacy statement; None for training without privacy.
       callbacks: further callbacks.
-      transform: what to do with each batch, such as augmentation.
+      transform: a change to each batch, such as augmentation.
       accountant: of the privacy statement.
       stream: where to show progress; standard output by default.
       **options: for `fit`.
 
     Returns:
-      What came of it.
+      The finished run.
     """
     rows: list[dict[str, float]] = []
     started = time.monotonic()
@@ -217,7 +217,7 @@ def fit(
     model.fit(
         data,
         epochs=epochs,
-        shuffle=False,  # Datasets do it; Keras 3 warns that it will not.
+        shuffle=False,  # Datasets shuffle; Keras 3 warns otherwise.
         verbose=0,
         callbacks=[
             *([] if budget is None else [budget]),
@@ -251,7 +251,7 @@ def _steps_of(batches: Any) -> int:
 
 
 def _clip_norm(optimizer: Any) -> dict[str, float]:
-    """The clip norm, where there is one for all variables."""
+    """The clip norm, where all variables have a common norm."""
     rule = getattr(optimizer, "clip", None)
     if rule is None or rule.has_groups or rule.threshold is None:
         return {}
@@ -268,7 +268,7 @@ def check_batch_size(batch_size: int, size: int) -> None:
 
 
 def caveats(images: image_data.Images, used: Any, table: str = "history") -> list[str]:
-    """What every report on private training says; `table` has the losses."""
+    """The caveats of every report on private training; `table` has the losses."""
     found = [
         f"Trained on {len(images.train[0])} images ({images.name}), whose number is "
         f"treated as public; tested on {len(images.test[0])}, which are not protected.",
@@ -296,7 +296,7 @@ def curves(runs: dict[str, list[dict[str, float]]], title: str, guess: float):
         look = pictures.style(k, marked=len(rows) < 15)
         values = [100 * r["test_accuracy"] for r in rows]
         axes[0, 0].plot(epochs, values, label=name, **look)
-        # Before training it guesses, which would flatten all that follows.
+        # The untrained model guesses; its accuracy would flatten the rest of the curve.
         seen += values[1:] or values
         if private and "epsilon" in rows[-1]:
             axes[0, 1].plot(epochs, [r["epsilon"] for r in rows], label=name, **look)

@@ -1,4 +1,4 @@
-"""Data sets of the transfer experiments: folders of images, read one by one."""
+"""Data sets of the transfer experiments: folders of images, read file by file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ImageFiles:
     def __getitem__(self, index):
         path = self.paths[index]
         try:
-            # Some files are of another kind than their name says.
+            # Some files are of a different kind than their name says.
             image = tf.io.decode_image(
                 tf.io.read_file(str(path)), channels=3, expand_animations=False
             )

@@ -9,16 +9,15 @@ DP-Adam, on CIFAR-100 (also 10 % of it: --subset=0.1), SUN397 and Cassava
 (--dataset=folder, --epochs=32), with ViT-Tiny/16, ViT-Base/16 and ResNet-50 (BiT).
 Checkpoints are the published AugReg and BiT .npz files, for example
 Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0.npz, or timm's, for example
-model.safetensors of vit_tiny_patch16_224.augreg_in21k; nothing is downloaded.
-Beyond the paper: MNIST and Fashion-MNIST, and EfficientNet-Lite0, whose batch
-normalisation keeps its statistics or becomes group normalisation (--batchnorm); for
-its checkpoint see `efficientnet_lite`. To train many heads, write the features once
-with `frozen_features`.
-On digits, vit_micro is first trained without privacy on digits 0 to 4, which stand for
-public data, and then in private on digits 5 to 9.
+model.safetensors of vit_tiny_patch16_224.augreg_in21k; nothing is downloaded. Beyond
+the paper: MNIST and Fashion-MNIST, and EfficientNet-Lite0, whose batch normalisation
+keeps its statistics or becomes group normalisation (--batchnorm); for its checkpoint
+see `efficientnet_lite`. To train many heads, write the features once with
+`frozen_features`. On digits, vit_micro is first trained without privacy on digits 0 to
+4, which stand for public data, and then in private on digits 5 to 9.
 
-What the paper leaves open: which ResNet-50 (here BiT-M R50x1), cropping (here none) and
-how sampling rate and steps follow from the batch size (--steps_convention).
+The paper leaves open which ResNet-50 (here BiT-M R50x1), cropping (here none) and how
+sampling rate and steps follow from the batch size (--steps_convention).
 """
 
 from __future__ import annotations
@@ -169,7 +168,7 @@ def _test_arrays(data):
 
 
 def _history(used, network, before, after, ledger):
-    """What the network of the features has seen of the training images."""
+    """The training history of the network whose features are written."""
     still = all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
     if used.trainable == "head" and still:
         return features.History(network.origin)

@@ -158,7 +158,7 @@ _BUILDERS = {ViT: build_vit, BiT: build_bit, EfficientNetLite: efficientnet_lite
 
 
 def image_size(name: str, image: int | None) -> int:
-    """The size of a model's images: its own, or another.
+    """The size of a model's images: its own, or a given size.
 
     Raises:
       UsageError: if a vision transformer has no whole number of patches then.
@@ -177,7 +177,7 @@ def image_size(name: str, image: int | None) -> int:
 def build(
     name: str, classes: int, crop: bool = False, image: int | None = None
 ) -> tf.keras.Model:
-    """A model of `MODELS`, for images of its own size or of another."""
+    """A model of `MODELS`, for images of its own size or of a given size."""
     config = MODELS[name]
     config = dataclasses.replace(config, image=image_size(name, image))
     return _BUILDERS[type(config)](config, classes, crop)

@@ -1,7 +1,7 @@
-"""One network, trained many times over: clip rules measured at equal privacy.
+"""A network, trained many times over: clip rules measured at equal privacy.
 
-Clip norm and learning rate of a rule are chosen in runs of their own, and then measured
-in fresh ones, each with new weights, batches and noise.
+Clip norm and learning rate of a rule are chosen in separate runs, and then measured in
+fresh runs, each with new weights, batches and noise.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Data:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """What is trained, and for how long.
+    """The data, the network, and the length of training.
 
     Attributes:
       name: for tables.
@@ -70,14 +70,14 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A rule, and what to choose for it.
+    """A rule, with the clip norms and learning rates to choose from.
 
     Attributes:
       name: for tables.
       make: the rule of a clip norm.
       norms: clip norms to choose from; nan for a rule that needs none.
-      rates: learning rates to choose from, if not those of the others.
-      each: whether to measure every clip norm, and not the best one alone.
+      rates: learning rates to choose from, if they differ from the common rates.
+      each: whether to measure every clip norm, and not the best norm alone.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Candidate:
 
 
 class Trainer:
-    """Trains one network many times over, so that its graphs are made once."""
+    """Trains the same network many times over, so that its graphs are made once."""
 
     def __init__(self, rule: dpc.ClipRule, problem: Problem, epsilon: float):
         self._problem = problem
@@ -160,7 +160,7 @@ def planned(
 
 
 def statement(problem: Problem, epsilon: float) -> Any:
-    """What one run spends, of the same facts that a `Trainer` runs by."""
+    """The privacy statement of a run, from the same numbers that a `Trainer` uses."""
     batches, steps, noise = planned(problem, epsilon)
     ledger = dpc.accounting.Ledger(problem.delta)
     ledger.begin(noise_multiplier=noise, sampling=batches.scheme)
@@ -181,12 +181,12 @@ def compared(
     """Chooses each candidate's clip norm and learning rate, and measures it.
 
     Args:
-      problem: what is trained.
+      problem: the data and network.
       epsilon: of every run.
       candidates: the rules.
       learning_rates: to choose from.
       tuning_repeats: runs for each choice.
-      repeats: fresh runs of what was chosen.
+      repeats: fresh runs of each chosen setting.
       done: gets a line for each candidate.
 
     Returns:
@@ -228,7 +228,7 @@ def compared(
 def measured(
     name: str, chosen: tuple[float, float, float, Trainer], repeats: int
 ) -> dict[str, Any]:
-    """A row of results: fresh runs of what was chosen."""
+    """A row of results: fresh runs of a chosen setting."""
     _, norm, rate, trainer = chosen
     scores = [trainer(rate) for _ in range(repeats)]
     return {

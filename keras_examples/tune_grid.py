@@ -11,10 +11,10 @@ The grids of Rehn, Zhao, Heikkila and Honkela (2025, Table A1) and figures like 
 2, 5 and A10; `plot_grids` draws several searches together, and `batch_size --results`
 their batch sizes. With --trainable=film every run trains FiLM and a head, as in the
 paper and as `transfer_film` does: each starts from the same network. By default every
-run trains a head alone, in seconds, on features which `frozen_features` writes; what
-their network has spent on the same images is part of the statement. The default grid is
-for scikit-learn's digits and needs no files. With --trainable=film these are digits 5
-to 9, and the network is first trained on digits 0 to 4.
+run trains a head alone, in seconds, on features which `frozen_features` writes; the
+statement includes the privacy cost of their network on the same images. The default
+grid is for scikit-learn's digits and needs no files. With --trainable=film these are
+digits 5 to 9, and the network is first trained on digits 0 to 4.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def run(used: Settings) -> programs.Outcome:
     directory = programs.make_directory(used.output_dir)
     problem = problems.make(used, directory / "public_network.npz")
     grid = grids.make(used, problem.size)
-    # Refuses now, not after the search, what cannot be done or composed.
+    # Refuses impossible grids now, and not after the search.
     sizes = [problem.size if b == "full" else int(b) for b in grid.batch_sizes]
     if max(sizes) > problem.size:
         raise settings.UsageError(
@@ -133,7 +133,7 @@ def run(used: Settings) -> programs.Outcome:
 
 
 def _search(used, problem, grid, epsilon: float, directory: pathlib.Path):
-    """All runs at one budget."""
+    """All runs at a budget."""
     made: dict[tuple, trainers.Trainer] = {}
 
     def how(point):
@@ -168,7 +168,7 @@ def _search(used, problem, grid, epsilon: float, directory: pathlib.Path):
 
 
 def _reporter(title: str, path: pathlib.Path, runs: int) -> Callable[[str], None]:
-    """What shows how far a search is, given `run_grid`'s line after every run."""
+    """A progress display that takes `run_grid`'s line after every run."""
     done = len(path.read_text().splitlines()) - 1 if path.exists() else 0
     shown = progress.Progress(title, runs, min(done, runs), "run")
 

@@ -7,7 +7,7 @@ with large batches, group normalisation and averaged weights. Here a network is 
 privately from scratch with K = 1, 2, 4, ... views (shifted and mirrored images; 0 is
 the image as it is), with the same noise, batches and steps. Each run is scored with its
 last weights and with their exponential average. The learning rate is chosen for one
-view, in runs that are not reported. What was measured is kept in
+view, in runs that are not reported. The measurements are kept in
 OUTPUT_DIR/trials.jsonl, and a run that was stopped goes on.
 """
 
@@ -36,7 +36,7 @@ NETWORKS = {
 }
 LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 _TUNING_SEED = 1000
-# Settings that change nothing of what a kept line says.
+# Settings that do not change a kept line.
 _FREE = ("views", "seeds", "learning_rates", "figure_format", "output_dir", "data_dir")
 
 
@@ -72,13 +72,13 @@ class Settings:
 
 
 class Study:
-    """The images, and what was measured of them."""
+    """The images, and their measurements."""
 
     def __init__(self, used: Settings):
         self.used = used
         images = image_data.load(used.dataset, used.data_dir, (28, 28, 1))
         x, y = images.train
-        # The same ones for everybody, and not by what they show.
+        # The same images in every run, chosen independently of their contents.
         chosen = np.random.default_rng(0).permutation(len(x))[: used.examples]
         self.x, self.y = training.scaled(x[chosen]), y[chosen]
         self.test = training.scaled(images.test[0]), images.test[1]
@@ -99,7 +99,7 @@ class Study:
         )
 
     def trial(self, views: int, learning_rate: float, seed: int) -> dict[str, Any]:
-        """What one run gives, measured or known."""
+        """The results of a run, measured or known."""
         place = (views, learning_rate, seed)
         return self.known.get(place, functools.partial(self._measure, *place))
 

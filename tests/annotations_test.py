@@ -1,4 +1,4 @@
-"""Every public function says what it takes and returns, and the package says so."""
+"""Public functions annotate their arguments and results, and the package is typed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import tfdpclip
 
 MODULES = [name for name in tfdpclip.__all__ if name.islower() and name[0] != "_"]
-# Keras calls these, and says what they are given.
+# Keras calls these, and documents their arguments.
 _KERAS_HOOKS = ("on_", "call", "build", "compute_output", "from_config")
 
 
@@ -35,7 +35,7 @@ def public_functions(module):
 
 
 def missing(function):
-    """What its signature leaves out."""
+    """The arguments without annotation, and the result if it has none."""
     function = inspect.unwrap(function)
     given = function.__annotations__
     names = [

@@ -1,4 +1,4 @@
-"""Steps are timed in turn and compared by rounds; what fails says why, and alone."""
+"""Steps are timed in turn and compared by rounds; a failure gives its reason, alone."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_variants_are_timed_in_turn_and_slow_ones_less(monkeypatch):
         "c": noted("c", 0.2),
     }
     found = timing.interleaved(makers, 20, 0.1)
-    # Eight steps of each, or what there is time for. Tracing, as of a, is not counted:
-    # later steps check themselves as well.
+    # Eight steps of each, or as many as there is time for. Tracing, as of a, is not
+    # counted: later steps check themselves as well.
     warm = ["p"] * 8 + ["a"] * 8 + ["b"] * 5 + ["c"] * 2
     assert order[:23] == warm
     assert order[23:31] == ["p", "a", "b", "c"] * 2

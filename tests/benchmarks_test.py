@@ -1,4 +1,4 @@
-"""The benchmarks run, write files that can be read, and compare what is comparable."""
+"""The benchmarks run, write readable files, and compare comparable numbers."""
 
 from __future__ import annotations
 
@@ -380,7 +380,7 @@ def test_steps_are_timed_on_replicas_and_on_workers(tmp_path):
     assert len(rows) == 1 + bool(workers)
     for row in rows:
         assert float(row["private_ms"]) > 0 and float(row["ratio"]) > 0.2
-        # 784 x 512 x 512 x 10 with biases, and one count.
+        # 784 x 512 x 512 x 10 with biases, and a count.
         assert int(row["bytes_reduced"]) == 4 * (401_920 + 262_656 + 5_130 + 1)
 
 
@@ -408,7 +408,7 @@ def test_the_three_convolutions_have_the_same_operations():
     found = roofline.kernels(traced(both, [2, 6, 6, 3], [3, 3, 3, 4]))
     wanted = 2 * (2 * 6 * 6 * 4) * (3 * 3 * 3)
     flops = {k.op: k.flops for k in found if "Conv" in k.op}
-    # The convolution itself is not needed for its gradients.
+    # The gradients do not need the convolution's own output.
     assert flops == {
         "Conv2DBackpropInput": wanted,
         "Conv2DBackpropFilter": wanted,
@@ -460,7 +460,7 @@ def test_a_whole_fit_is_timed_once_and_reported(tmp_path, monkeypatch):
     assert float(plan["ratio"]) == pytest.approx(
         float(plan["epoch_s"]) / float(plain["epoch_s"]), rel=1e-4
     )
-    # What ran is what the plan was for.
+    # The run spent the planned epsilon.
     assert 2.9 < float(plan["epsilon"]) <= 3
     assert "| mlp | 64 | 16 |  |" in (tmp_path / "report.md").read_text()
     monkeypatch.setattr(fit_time, "measure", lambda *_, **__: pytest.fail("again"))

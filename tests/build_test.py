@@ -1,4 +1,4 @@
-"""BUILD is right: each file has its target, each target has what it imports."""
+"""BUILD is right: each file has its target, each target depends on its imports."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ LIBRARIES = {n: t for n, t in TARGETS.items() if t["rule"] == "py_library"}
 
 
 def closure(name: str) -> set[str]:
-    """A target and all that it depends on."""
+    """A target and its dependencies, direct and indirect."""
     found, rest = set(), [name]
     while rest:
         if (one := rest.pop()) not in found:
@@ -98,7 +98,7 @@ def test_tests_run_pytest_on_their_file():
 
 
 def imported_packages(library: str) -> dict[str, str]:
-    """Other packages of this repository that a library imports, with one place each."""
+    """Other packages of the repository that a library imports, and where."""
     known = source_tree.find_modules()
     found: dict[str, str] = {}
     for path in LIBRARIES[library]["srcs"]:
@@ -173,12 +173,12 @@ def test_what_is_imported_is_there(package):
     assert found == []
 
 
-# What is of the Keras that is not here.
+# The module for the Keras that is not installed.
 OTHER_KERAS = f"tfdpclip.keras._keras{2 if stack.KERAS_3 else 3}"
 
 
-# What a library depends on is all it needs: nothing else is there. `import tfdpclip`
-# loads its parts by name, so they are touched.
+# Only a library's dependencies are there, and they suffice. `import tfdpclip` loads its
+# parts by name, so the program touches them.
 PROGRAM = """
 import importlib, pathlib, sys
 here = pathlib.Path.cwd()

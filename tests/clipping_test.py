@@ -1,4 +1,4 @@
-"""Clip rules: what they promise about weights, sensitivity, indicators and state."""
+"""Clip rules: their promises about weights, sensitivity, indicators and state."""
 
 import copy
 import dataclasses
@@ -38,7 +38,7 @@ BAD_NUMBERS = [math.nan, math.inf, -math.inf, -1.0, True, "1.0", b"1", [1, 2], o
 
 
 def expected_weight(rule, norm, clip_norm):
-    """What the papers say, in double precision."""
+    """The papers' formula, in double precision."""
     if isinstance(rule, AutomaticClip):
         return 1 / (norm + rule.stability) if norm + rule.stability else 0.0
     weight = min(1.0, clip_norm / norm) if norm else 1.0
@@ -228,7 +228,7 @@ def test_clipping_each_record_matches_the_known_answer():
     norms = tf.constant(np.linalg.norm(gradients, axis=1))
     weights = FixedClip(case["inputs"]["C"]).weights(norms, ()).numpy()
     expected = case["expected"]["ic_sum"]
-    # One of the sums cancels to 0: what is left of it is rounding.
+    # One of the sums cancels to 0, except for rounding.
     np.testing.assert_allclose(weights @ gradients, expected, rtol=1e-6, atol=1e-6)
 
 

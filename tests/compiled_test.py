@@ -1,4 +1,4 @@
-"""Steps as files: what was written runs without TensorFlow, and is what it was."""
+"""Steps as files: they run without TensorFlow, and give the same results."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_step_runs_without_tensorflow_and_does_what_tensorflow_does(written):
         assert row["agrees"] and row["difference"] < 1e-4
         assert row["flops"] > 0 and row["bytes"] > 0 and row["compile_s"] > 0
         assert len(row["times_ms"]) == 3 and row["repeats"] == 2
-    # The noise of one file is that of the other runtime, number by number.
+    # The noise of a file equals the second runtime's, number by number.
     count = [
         sum(n for n, _ in row["kernels"]["always"].values())
         for row in (plain, private, bare)
@@ -329,7 +329,7 @@ def test_transformers_on_paper_have_the_weights_that_they_say(lora):
 )
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_a_weighted_sum_under_xla_is_a_product_of_two_rows(count):
-    """Of one row, XLA makes a slow loop; see `forms.sum_weighted`."""
+    """For a single row, XLA makes a slow loop; see `forms.sum_weighted`."""
     rng = np.random.default_rng(0)
     values = tf.constant(rng.standard_normal((count, 3, 4)).astype("float32"))
     weights = tf.constant(rng.random(count).astype("float32"))
@@ -370,7 +370,7 @@ def test_results_of_another_machine_are_added_and_shown(tmp_path):
     elsewhere = tmp_path / "results.json"
     elsewhere.write_text(json.dumps([found_of("gpu"), found_of(difference=0.5)]))
     arguments = [f"--add={elsewhere}", f"--output_dir={tmp_path / 'out'}"]
-    for _ in range(2):  # What is there is not added again.
+    for _ in range(2):  # Known results are not added again.
         compiled.main(arguments)
     text = (tmp_path / "out" / "tables.md").read_text()
     assert "## Steps on A GPU, jaxlib 0.4.18" in text and "## Steps on cpu" in text

@@ -1,4 +1,4 @@
-"""What every test run needs."""
+"""Fixtures and settings of every test run."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, lambda number, frame: None)
 
 
-# Traced graphs are many Python objects: looking through all of them as often as Python
-# does by default is a tenth of what the tests cost.
+# Traced graphs are many Python objects: at Python's default thresholds, collecting
+# garbage among them takes a tenth of the tests' time.
 gc.set_threshold(100_000, 10, 10)
 
-# After so many modules all objects are looked through, not only those since the last.
+# Every so many modules, all objects are collected, not only the recent objects.
 _ALL_OBJECTS_EVERY = 20
 _modules = itertools.count(1)
 
 
-# With oneDNN, which is on by default on some processors only, TensorFlow has kernels
-# that it lacks without. Where a plain gradient cannot be had, nothing can be compared.
+# Some TensorFlow kernels exist only with oneDNN, which is on by default on some
+# processors. A test whose plain gradient needs a missing kernel is skipped.
 _NO_KERNEL = "CPU implementations do not yet support dilation rates larger than 1"
 
 
@@ -95,12 +95,12 @@ def pytest_collection_modifyitems(items) -> None:
 def _few_checks(request, monkeypatch):
     """Has the engine check one step of every eighth test.
 
-    The comparison of a step (`tfdpclip/gradients/checks/rule_check.py`) is half of what
-    tracing a small model costs, and many tests trace one a dozen times. Where a step is
-    checked it is the first that the test traces, and which tests are the eighth goes by
-    their names. Tests of the check are marked `every_check`, and so is what needs it;
-    files on what is done with sums, on noise, schedules, budgets or files, are marked
-    `unchecked`. `make test-all` checks every step of all of them.
+    The comparison of a step (`tfdpclip/gradients/checks/rule_check.py`) is half of the
+    time to trace a small model, and many tests trace a dozen times. The checked step is
+    the first that the test traces; a hash of the test's name decides which tests are
+    checked. Tests of the check, and tests that need it, are marked `every_check`; files
+    on sums, noise, schedules, budgets or files are marked `unchecked`. `make test-all`
+    checks every step of all of them.
     """
     if request.config.option.markexpr != "not slow":
         return
@@ -110,7 +110,7 @@ def _few_checks(request, monkeypatch):
     checked = engine.PerExampleGradients._checked
     unchecked = request.node.get_closest_marker("unchecked")
     unchecked = unchecked or zlib.crc32(request.node.nodeid.encode()) % 8
-    # What was traced so far.
+    # The losses traced so far.
     traced = ["nothing"] if unchecked else []
 
     def once(self, when, groups):
@@ -124,10 +124,10 @@ def _few_checks(request, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _ops_without_stacks(request, monkeypatch):
-    """Has TensorFlow not note for every op which lines of Python made it.
+    """Has TensorFlow not record the Python stack of every op.
 
-    It is for messages only, and under pytest, whose stacks are deep, a fifth of what
-    tracing costs. `make test-all` has them.
+    The stacks are for messages only, and under pytest, whose stacks are deep, they take
+    a fifth of the time of tracing. `make test-all` has them.
     """
     if request.config.option.markexpr != "not slow" or "tensorflow" not in sys.modules:
         return
@@ -147,8 +147,8 @@ def pytest_collection_finish() -> None:
 def _tune_no_iterator() -> None:
     """Has data sets run without the thread that tunes them.
 
-    Whoever lets go of an iterator waits for it, and it sleeps the longer the iterator
-    has been there: garbage that had a few of them took 20 seconds to collect.
+    Deleting an iterator waits for this thread, which sleeps the longer the iterator has
+    existed: collecting a few iterators as garbage took 20 seconds.
     """
     from tensorflow.python.data.ops import dataset_ops
 
@@ -162,12 +162,13 @@ def _tune_no_iterator() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _traced_functions_are_freed():
-    """Drops what keeps every traced function of a module's tests alive.
+    """Drops the references that keep every traced function of a module's tests alive.
 
-    TensorFlow registers the gradient function of each call of a `tf.custom_gradient`
-    by name and for good, and with it the graph that the call is in: without this, two
-    processes of this suite grow to 24 GiB. What is alive after it stays for long, as a
-    rule: to look through all of that after each module took up to three seconds.
+    TensorFlow registers the gradient function of each call of a `tf.custom_gradient` by
+    name for the process's life, and with it the graph of the call: without this
+    fixture, two processes of this suite grow to 24 GiB. The objects that are alive
+    afterwards mostly stay: collecting garbage among them after each module took up to
+    three seconds.
     """
     yield
     if "tensorflow" in sys.modules:
@@ -185,8 +186,9 @@ def _traced_functions_are_freed():
 def pytest_unconfigure() -> None:
     """Ends workers of TensorFlow Federated that a test left behind.
 
-    `dpc.federated.local_context` ends its own. One that was started outside of it would
-    keep the output open, so that `make test | tee log` would never end.
+    `dpc.federated.local_context` ends its own workers. A worker that was started
+    outside of it would keep the output open, so that `make test | tee log` would never
+    end.
     """
     workers = [
         child

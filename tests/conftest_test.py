@@ -1,4 +1,4 @@
-"""Tests of what every test run needs."""
+"""Tests of the fixtures of every test run."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""What is published: the source distribution, the metadata, how to cite and report."""
+"""The published package: source distribution, metadata, citation and reporting."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.packaging_test import copy_repository
 
 ROOT = source_tree.ROOT
 VERSION = runpy.run_path(str(ROOT / "tfdpclip" / "_version.py"))["__version__"]
-# What setuptools adds to what is named in MANIFEST.in.
+# The files that setuptools adds to those in MANIFEST.in.
 BESIDE_MODULES = {
     "CHANGELOG.md",
     "CITATION.cff",
@@ -112,7 +112,7 @@ def test_metadata_is_complete(wheel):
     assert metadata["Description-Content-Type"].startswith("text/markdown")
     for line in metadata.get_all("Requires-Dist"):
         assert Requirement(line)
-    # An address would be that of somebody: a host is added where it is published.
+    # No host or person is named here: a publisher adds an address.
     assert not metadata.get_all("Project-URL") and "Author-email" not in metadata
 
 
@@ -122,7 +122,7 @@ def test_what_is_shown_where_it_is_listed_has_no_dead_links(wheel):
     assert len(re.findall(r"\]\(", readme)) > 20
     for target in re.findall(r"\]\(([^)]*)\)", text):
         assert target.startswith("https://"), target
-    # Code is as it was, and so are all words.
+    # Code and words are unchanged.
     fences = re.compile(r"^```.*?^```", re.S | re.M)
     assert fences.findall(text) == fences.findall(readme) != []
     bare = re.sub(r"\]\((?!https:)[^)]*\)", "]", fences.sub("", readme))

@@ -1,4 +1,4 @@
-"""What pages and error messages refer to exists."""
+"""The targets of links in pages and error messages exist."""
 
 import ast
 import pathlib

@@ -1,4 +1,4 @@
-"""The programs: none imports another, and each says how it is used."""
+"""The programs: none imports another program, and each describes its use."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ NEED_TFF = (
     "tfdpclip.federated.worker",
 )
 
-# Which packages may import which: the library nothing, the kit the library, drivers
-# both, and benchmarks what they measure.
+# The packages that each package may import: the library none, the kit the library,
+# drivers both, and benchmarks the packages that they measure.
 ALLOWED = {
     "tfdpclip": set(),
     "driver_kit": {"tfdpclip"},
@@ -42,7 +42,7 @@ def imported_programs(path: str, root: pathlib.Path = ROOT) -> list[str]:
 
 
 def test_no_module_imports_a_program():
-    """What two programs need is in a module that is none."""
+    """Shared code of two programs is in a module that is no program."""
     found = []
     for name, path in source_tree.find_modules().items():
         if name.split(".")[0] in ALLOWED:

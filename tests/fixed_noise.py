@@ -9,7 +9,7 @@ STANDARD = np.random.default_rng(6).normal(size=8).astype(np.float32)
 
 
 class Given:
-    """A noise source that hands out numbers it was given, and notes the stddevs."""
+    """A noise source that returns given numbers, and notes the stddevs."""
 
     def __init__(self, standard=None):
         self.standard = standard

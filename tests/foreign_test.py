@@ -1,4 +1,4 @@
-"""What clip rules, schemes and matrices of others can do to what a statement says."""
+"""Users' own clip rules, schemes and matrices cannot make a statement untrue."""
 
 import copy
 import dataclasses
@@ -142,7 +142,7 @@ def test_bits_are_cut(bit, left):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Moving(dpc.ClipRule):
-    """Clips to a norm that somebody moves."""
+    """Clips to a norm that code outside changes."""
 
     norm: float = 1.0
     elementwise = True
@@ -202,7 +202,7 @@ def test_a_sum_without_a_mechanism_is_held_to_the_same():
 
 
 def test_a_rule_that_was_changed_since_it_was_used_is_not_taken_again():
-    """All runs of a loop over its norm would have had the first one."""
+    """Otherwise all runs of a loop over its norm would use the first norm."""
     rule = Moving()
     for _ in range(2):
         Mechanism(rule, 1.0, 10)
@@ -323,7 +323,7 @@ def test_a_ledger_that_could_not_be_read_again_is_not_begun(tmp_path):
 
 
 def rated(rate, name="Coins"):
-    """A class that somebody made, of this name."""
+    """A user's class with a given name."""
 
     class Rated(sampling.Poisson):
         def event(self, noise_multiplier, steps, *, unit="example"):

@@ -8,7 +8,7 @@ import pytest
 from tests import source_tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# From the ground up. Layers of one line do not import each other.
+# From the bottom up. Layers on the same line do not import each other.
 FLOORS = [
     ["_version", "_docs", "_outside", "_keras_marks", "_tf_private"]
     + ["_variables", "_sealed", "_progress", "_notebook"],
@@ -35,7 +35,7 @@ PACKAGES = ("tfdpclip", "driver_kit", "tff_tasks", "keras_examples", "benchmarks
 
 
 def layer_of(module):
-    """The layer that a module is in; None for what is not ours."""
+    """The layer of a module; None for modules outside these packages."""
     parts = module.split(".")
     if parts[0] not in PACKAGES:
         return None
@@ -45,7 +45,7 @@ def layer_of(module):
 
 
 def imports_of(tree):
-    """The modules that a file imports, wherever and however it does, with lines."""
+    """All modules that a file imports, by any form of import, with lines."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -111,7 +111,7 @@ def test_an_import_that_points_up_is_found(code):
 
 
 def within_packages(root=ROOT):
-    """What each module of the library imports of the package that it is in.
+    """The imports of each library module within its own package.
 
     Lazy imports, imports for type checkers and names in strings count. A name of the
     package itself is its `__init__`.
@@ -130,7 +130,7 @@ def within_packages(root=ROOT):
 
 
 def circles(edges):
-    """The groups of modules each of which leads to all others."""
+    """The groups of modules that all import each other, directly or indirectly."""
     reached = {}
     for module in edges:
         reached[module], pending = set(), set(edges[module])
@@ -203,7 +203,7 @@ def room_of(module):
 
 
 def ways_up(module, tree):
-    """The imports of a room of `gradients` that lead to a room above it."""
+    """The imports of a module of `gradients` that lead to a folder above its own."""
     own = room_of(module)
     return [
         f"{module}:{line} imports {name}"

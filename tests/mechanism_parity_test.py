@@ -136,7 +136,7 @@ def by_engine(settings):
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", PARITY)
 def test_keras_federated_and_the_local_engine_release_the_same(name):
-    """The same records and the same noise: the same numbers, and the right ones."""
+    """The same records and the same noise give the same, right numbers."""
     settings, rule = PARITY[name]
     wanted = by_hand(rule)
     for found in (by_keras(rule), by_federated(rule), by_engine(settings)):

@@ -1,4 +1,4 @@
-"""The mechanism: its noise, its order, and what it refuses."""
+"""The mechanism: its noise, its order, and its refusals."""
 
 import ast
 import dataclasses
@@ -108,11 +108,11 @@ def test_every_rule_has_an_entry():
 @pytest.mark.thinned(4)
 @every_rule
 def test_one_record_is_within_noise_multiplier_z(rule):
-    """Its parts and bits, each over the stddev of its noise, have norm 1/z at most.
+    """A record's parts and bits, each over its noise's stddev, have norm 1/z at most.
 
-    That is the whole guarantee: sum_h (S_h / sigma_h)^2 = z_g^-2 and z_g^-2 +
-    sum_k (2 s_k)^-2 = z^-2. A large record comes close, or one at the clip norm: no
-    noise is wasted.
+    That is the whole guarantee: sum_h (S_h / sigma_h)^2 = z_g^-2 and z_g^-2 + sum_k (2
+    s_k)^-2 = z^-2. A large record, or a record at the clip norm, comes close: no noise
+    is wasted.
     """
     found, state = made(rule)
     rng = np.random.default_rng(0)
@@ -346,7 +346,7 @@ def test_a_step_of_a_schedule_that_cannot_be_private_releases_nothing(value):
     counts = tf.constant([40.0])
     release = found.release(state, [tf.ones([2])], counts, GaussianNoise(), 1)
     assert np.isnan(release.means[0]).all()
-    # The count alone would say more than z covers: the clip must not tell it.
+    # The count alone would exceed the budget z: the clip must not follow it.
     assert np.isnan(release.fractions).all()
     assert float(release.next_state) == float(state)
     first = found.release(state, [tf.ones([2])], counts, GaussianNoise(), 0)
@@ -356,7 +356,7 @@ def test_a_step_of_a_schedule_that_cannot_be_private_releases_nothing(value):
 
 
 def test_a_mechanism_tries_its_rule():
-    """Whatever made it: a front end cannot forget to."""
+    """The mechanism tests its rule itself, so no front end can forget the test."""
 
     class Unbounded(FixedClip):
         def weights(self, norms, state):
@@ -372,7 +372,7 @@ def test_an_exact_count_under_a_schedule_is_refused():
         Mechanism(QuantileClip(count_stddev=0.0), z, 100)
 
 
-# What is refused.
+# Refusals.
 
 
 @pytest.mark.parametrize(
@@ -409,7 +409,7 @@ def test_what_has_no_sum_gets_no_noise():
     np.testing.assert_allclose(release.means[1], np.array([Z, 2 * Z]) / RECORDS)
 
 
-# Where it stands.
+# Imports.
 
 
 @pytest.mark.slow

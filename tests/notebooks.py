@@ -1,9 +1,9 @@
 """Runs the notebooks of docs/notebooks, and writes the printed outputs into them.
 
-`python -m tests.notebooks` runs all notebooks of the installed stack in place;
-`python -m tests.notebooks tabular` runs one. The cells run in order in one namespace,
-without Jupyter. A file has the digest of the code that its outputs belong to, so that
-a fast test finds a cell that was changed and not run.
+`python -m tests.notebooks` runs all notebooks of the installed stack in place; `python
+-m tests.notebooks tabular` runs a single notebook. The cells run in order in a shared
+namespace, without Jupyter. A file has the digest of the code that its outputs belong
+to, so that a fast test finds a cell that was changed and not run.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def digest(notebook: dict[str, Any]) -> str:
 
 
 def run(notebook: dict[str, Any]) -> list[str]:
-    """Runs all cells of code in one namespace, in an empty folder.
+    """Runs all cells of code in a shared namespace, in an empty folder.
 
     Returns:
       For each cell, the text that the cell prints.

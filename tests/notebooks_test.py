@@ -1,4 +1,4 @@
-"""The notebooks run, and their files show what a run prints."""
+"""The notebooks run, and their files show a run's output."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Reading what a program left in its --output_dir."""
+"""Reads a program's --output_dir."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def rows_of(directory: pathlib.Path, name: str) -> list[dict[str, str]]:
 
 
 def words_of(directory: pathlib.Path, name: str = "report.txt") -> str:
-    """A report in one line: prose is wrapped, and a test looks for words."""
+    """A report in a single line, so that a search is not broken by wrapped lines."""
     return " ".join((directory / name).read_text().split())

@@ -1,4 +1,4 @@
-"""What is installed, from which files, and what the commands say when they cannot."""
+"""The installed files, and the commands' messages when they cannot install."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def setup_arguments(monkeypatch) -> dict:
     return arguments
 
 
-# One file of pins for each environment, and the Pythons that it is for.
+# A file of pins for each environment, and the Python versions it is for.
 PINS = {
     "requirements.txt": ["3.11"],
     "requirements-keras3.txt": ["3.10", "3.11", "3.12", "3.13"],
 }
 each_file_of_pins = pytest.mark.parametrize("name", PINS)
-# docs/stacks.md: what there is for the first of them only.
+# docs/stacks.md: packages that only the first file has.
 PINNED_ONLY = {"tensorflow-federated", "tensorflow-privacy"}
 # Needs Python 3.11, and the third stack is for 3.10 too.
 UNPINNED = {"keras-hub"}
@@ -167,7 +167,7 @@ def test_extras(setup_arguments):
             assert set(requirements) <= set(extras["all"])
 
 
-# Packages that are imported by another name than they are installed by.
+# Packages whose import name differs from the name of their distribution.
 DISTRIBUTIONS = {
     "absl": "absl-py",
     "attr": "attrs",
@@ -216,7 +216,7 @@ def imports_of(path):
 def test_python_versions(setup_arguments):
     supported = SpecifierSet(setup_arguments["python_requires"])
     pythons = {python for pythons in PINS.values() for python in pythons}
-    # What there are no pins for is not claimed.
+    # Python versions without pins are not claimed.
     for minor in range(7, 20):
         assert supported.contains(f"3.{minor}.0") == (f"3.{minor}" in pythons)
         classifier = f"Programming Language :: Python :: 3.{minor}"
@@ -225,8 +225,8 @@ def test_python_versions(setup_arguments):
         )
 
 
-# Of the standard library, what Python 3.10 has not: mypy, which looks for it too, does
-# not look everywhere.
+# Names of the standard library that Python 3.10 lacks. mypy looks for them too, but not
+# everywhere.
 NEWER_THAN_3_10 = """
     asyncio.Runner asyncio.TaskGroup asyncio.timeout contextlib.chdir copy.replace
     datetime.UTC enum.StrEnum enum.verify hashlib.file_digest inspect.getmembers_static
@@ -238,7 +238,7 @@ NEWER_THAN_3_10 = """
 
 
 def newer_than_3_10(text: str) -> list[str]:
-    """What a module takes that Python 3.10 does not have."""
+    """The names of a module's text that Python 3.10 does not have."""
     try:
         tree = ast.parse(text, feature_version=(3, 10))
     except SyntaxError as error:
@@ -345,7 +345,7 @@ def test_only_federated_code_imports_federated():
 
 # The repository.
 
-# In pieces, so that this file does not contain what it looks for.
+# In pieces, so that this file does not contain the names.
 HOME_DIRECTORIES = "|".join(["home", "root", "work", "opt", "tmp", "Users", "mnt"])
 MACHINE_PATH = re.compile(rf"(?<![\w.])/(?:{HOME_DIRECTORIES})/")
 REGISTRIES = [
@@ -382,7 +382,7 @@ def test_machine_paths_and_registries_are_recognised():
 
 @pytest.fixture
 def checkout(tmp_path) -> pathlib.Path:
-    """A directory with what `make` needs to create .venv, and without .venv."""
+    """A directory with the files from which `make` creates .venv."""
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
     for name in ("Makefile", *PINS, "setup.py", "pyproject.toml"):
@@ -479,7 +479,7 @@ def test_make_names_the_version_it_found(checkout):
     assert "    python3: Python 3.12.1" in output
 
 
-# The minor versions of Pythons by name, what there then is, and by which Python.
+# Names of Pythons with their minor versions; the environment; the Python chosen.
 CHOICES = [
     ({"python3.11": 11, "python3.13": 13}, ".venv", "python3.11"),
     ({"python3": 11, "python3.12": 12}, ".venv", "python3"),

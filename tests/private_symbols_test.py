@@ -1,4 +1,4 @@
-"""What others keep private is used behind few doors only."""
+"""Private symbols of other packages are used in few modules only."""
 
 import ast
 import functools
@@ -51,7 +51,7 @@ def own_names():
 
 
 def is_private(name, own):
-    """Whether a name is somebody else's secret; our own marks are ours."""
+    """Whether a name is a private symbol of another package."""
     dunder = name.startswith("__") and name != "__internal__"
     ours = name in own or name.startswith("_tfdpclip_")
     known = ours or name in _NAMED_TUPLES
@@ -96,7 +96,7 @@ def test_every_door_has_something_behind_it_and_says_what_it_is_for(path):
 
 
 def test_the_rooms_behind_the_door_to_keras_have_the_same_names():
-    """Public functions of the same arguments, and the same other names."""
+    """The same public functions with the same arguments, and the same constants."""
     found = []
     for room in ("_keras2", "_keras3"):
         tree = tree_of(f"tfdpclip/keras/{room}.py")

@@ -1,4 +1,4 @@
-"""What may take over ten seconds shows how far it is, where somebody looks."""
+"""Work that may take over ten seconds shows its progress on a terminal."""
 
 import contextlib
 import io
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.unchecked
 
 
 class Terminal(io.StringIO):
-    """What somebody looks at."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self):
         return True
@@ -31,7 +31,7 @@ def at_once(monkeypatch):
 
 
 def shown(run, stream=None):
-    """What is seen on standard error while something runs."""
+    """The text on standard error while `run` runs."""
     stream = stream or Terminal()
     with contextlib.redirect_stderr(stream):
         run()
@@ -91,7 +91,7 @@ LONG = {
         "0/2",
     ),
     "neighbours": (rows, "0/6"),
-    # How many there will be, nobody knows.
+    # The number of tries is unknown.
     "least noise": (
         lambda: search.least_noise(lambda z, c=1: 1 / z, 2.0, False),
         "try",
@@ -133,7 +133,7 @@ def test_no_bar_where_none_is_wanted(how, monkeypatch):
 def test_where_there_are_no_bars_a_line_says_what_the_first_step_does(
     how, monkeypatch, capsys
 ):
-    """Once, unless `fit` is told to say nothing; and not of the steps after it."""
+    """The line appears once, for the first step alone, unless `fit` has verbose=0."""
     monkeypatch.setattr(_progress, "LINE_DELAY", 60.0 if how == "soon over" else 0.0)
     if how == "switched off":
         monkeypatch.setenv("TQDM_DISABLE", "1")

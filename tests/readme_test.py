@@ -1,4 +1,4 @@
-"""What README.md and docs/ show works."""
+"""The code that README.md and docs/ show works."""
 
 import os
 import pathlib
@@ -25,7 +25,7 @@ SLOW = {
     *("federated_plays", "fine_tuning", "mnist", "plan", "search_cost", "testing"),
     *("transfer",),
 }
-# What must be set before TensorFlow is imported, as the page says: TensorFlow counts
+# Settings to make before TensorFlow is imported, as the page says: TensorFlow counts
 # memory with oneDNN only, which is its default on some processors.
 OWN_PROCESS = {"plan": {"TF_ENABLE_ONEDNN_OPTS": "1"}}
 

@@ -1,4 +1,4 @@
-"""The runs on real data: their commands are right, and what failed is not hidden."""
+"""The runs on real data: right commands, and visible failures."""
 
 from __future__ import annotations
 
@@ -115,6 +115,6 @@ def test_a_dry_run_says_what_would_run(runs):
     assert "images (60 s):\n  python -m platform DIR/mnist" in said
     assert "In all: 4 min." in said
     later = real.rerun(dataclasses.replace(runs, dry_run=True, only="later"))
-    # What it reads comes first.
+    # Its input comes first.
     assert later.index("good (60 s)") < later.index("later (60 s)")
     assert "/short/good/x" in later and "bad" not in later

@@ -1,4 +1,4 @@
-"""What tests of seeds share: Philox both ways, and tests for uniform words."""
+"""Helpers for tests of seeds: Philox both ways, and tests for uniform words."""
 
 import numpy as np
 from scipy import stats
@@ -13,7 +13,7 @@ SCANNED = [
     (4561262401775724231, 8759455436359528202),
 ]
 
-# Pairs of seeds that it cannot tell apart, for any purpose.
+# Pairs of seeds that `stateless_fold_in` cannot tell apart, for any purpose.
 COLLIDING = [
     (
         (5480092529665986414, 4935468809768888168),
@@ -61,7 +61,7 @@ def philox_backwards(words, key):
 
 
 def opened(seed, purpose, domain=None):
-    """The two words, unsigned, of the seed that one was derived from."""
+    """The two unsigned words of the parent of a derived seed."""
     from tfdpclip.noise import philox
 
     domain = philox._DERIVED if domain is None else domain
@@ -72,7 +72,7 @@ def opened(seed, purpose, domain=None):
 
 
 def assert_random_words(words, bits=64):
-    """Accepts `[n, 2]` integers that could be random ones of that many bits.
+    """Accepts `[n, 2]` integers that could be random numbers of `bits` bits.
 
     Every bit is as often set as not, every pair of bits agrees as often as not, and no
     more 32-bit halves repeat than chance allows. False alarms: 1e-7 of calls.

@@ -72,9 +72,9 @@ def test_a_name_without_a_docstring_is_an_error():
 def test_methods_that_are_inherited_within_the_library_are_shown():
     shown = site.members(tfdpclip.keras.DPAdam)
     assert {"noise_multiplier", "clip_norm", "clip_state"} <= set(shown)
-    # What Keras documents.
+    # Keras documents these names.
     assert "update_step" not in shown and "learning_rate" not in shown
-    # What is documented here although TensorFlow has it, and what is refused.
+    # `map` is documented here although TensorFlow has it; `shuffle` is refused.
     assert "map" in site.members(tfdpclip.sampling.Batches)
     assert "shuffle" not in site.members(tfdpclip.sampling.Batches)
 

@@ -1,17 +1,17 @@
-"""Runs a part of the slow tests, another one for each tree, in a given time.
+"""Runs a part of the slow tests, chosen by the state of the tree, in a given time.
 
-`make test-part`, or `python -m tests.slow_part --seconds=900`; the part of another run
-again: `--number=609`. CI does, so that no slow test goes unrun for long.
+`make test-part`, or `python -m tests.slow_part --seconds=900`; to repeat a run's part:
+`--number=609`. CI does this, so that every slow test runs now and then.
 
-A test is in the part if a hash of its id is, modulo `PARTS`, the number of the tree: a
-hash of CHANGELOG.md. It is another after each change that is worth a word, and the same
-while such a change is mended, and after it is merged. 20 of them leave out two tests in
-5. Always run, first and for at most half of the time,
-are what the documentation shows (`ALWAYS`) and the slow tests of test files that the
-last commit to that folder changed, unless they are more than `MOST` files.
+The number of the tree is a hash of CHANGELOG.md. A test is in the part if a hash of its
+id equals this number modulo `PARTS`. So the part changes with each change that has an
+entry in CHANGELOG.md, and stays the same while the change is corrected and merged. 20
+parts leave out two tests in 5. Two groups always run, first and for at most half of the
+time: the documentation's tests (`ALWAYS`) and the slow tests of the test files in the
+last commit that changed tests, unless they are more than `MOST` files.
 
-What time does not suffice for is listed, and is no failure. A test that was begun is
-ended; those with a time limit of their own are begun first.
+Tests without time left are listed, and are no failure. A test that was begun is ended;
+tests with a time limit of their own are begun first.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NOT_REACHED = "the time of the slow part is over"
 
 
 def git(*arguments: str, root: pathlib.Path = ROOT) -> str:
-    """What git says, without the last line's end; "" if it fails or is not there."""
+    """The output of git without its last line end; "" if git fails or is missing."""
     try:
         done = subprocess.run(
             ["git", *arguments], cwd=root, capture_output=True, text=True, check=True
@@ -74,10 +74,10 @@ class SlowPart:
     """The plugin of pytest that chooses, orders and stops.
 
     Args:
-      number: That of the tree.
+      number: The number of the tree.
       changed: Paths of test files, below the root of pytest, all of whose tests run.
-      start: When the time began to run, as `time.time()` has it.
-      seconds: After how many of them no further test is begun.
+      start: The start of the run, as `time.time()` gives it.
+      seconds: The time after which no further test is begun.
     """
 
     def __init__(self, number: int, changed: set[str], start: float, seconds: float):
@@ -87,9 +87,10 @@ class SlowPart:
         self.seconds = seconds
 
     def _order(self, item) -> tuple:
-        """Files in an order of this tree's own, so that none is the last every time.
+        """Sorts files in an order that depends on the tree.
 
-        Before them is what may take longer than others, and so past the end.
+        The order keeps the same file from being last every time. Tests that may take
+        long come first, because a test that was begun may end late.
         """
         path = item.nodeid.split("::")[0]
         drawn = hashlib.sha256(f"{self.number} {path}".encode()).digest()
@@ -140,7 +141,7 @@ def pytest_configure(config) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Runs pytest on the part. Returns its status, 0 if no test is in the part.
 
-    What is unknown here is an argument of pytest.
+    Unknown arguments go to pytest.
     """
     parser = command_line.argument_parser(__doc__, prog="python -m tests.slow_part")
     parser.add_argument(
@@ -172,6 +173,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # TensorFlow 2.14 reports as errors that it found no GPU libraries.
+    # TensorFlow 2.14 reports missing GPU libraries as errors.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     raise SystemExit(main())

@@ -23,7 +23,7 @@ class Item:
 
 
 class Config:
-    """Of pytest; notes what is deselected."""
+    """A pytest configuration that notes the deselected tests."""
 
     def __init__(self):
         self.hook = self
@@ -126,7 +126,7 @@ def test_without_git_the_day_decides(tmp_path):
 
 
 def run(tmp_path, seconds, *arguments):
-    """Runs the one slow test of a file; returns the status and what is said."""
+    """Runs a file with a single slow test; returns the status and the output."""
     (tmp_path / "one_test.py").write_text("def test_one():\n    assert 1 + 1 == 3\n")
     number = next(n for n in range(PARTS) if is_in_part("one_test.py::test_one", n))
     command = [sys.executable, "-m", "pytest", "-p", "tests.slow_part", *arguments]

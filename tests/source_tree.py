@@ -1,4 +1,4 @@
-"""The Python files of this repository, and what they import."""
+"""The Python files of this repository, and their imports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-#: What `pip install` installs: the library, and the drivers with what they share.
+#: The packages that `pip install` installs: the library, the drivers and their kit.
 INSTALLED = ("tfdpclip", "driver_kit", "tff_tasks", "keras_examples")
 PACKAGES = (*INSTALLED, "benchmarks", "tests", "tools")
 
@@ -32,7 +32,7 @@ def read(path: str, root: pathlib.Path = ROOT) -> ast.Module:
 
 
 def has_command_line(tree: ast.Module) -> bool:
-    """Whether the module does something when it is run as a program."""
+    """Whether the module can be run as a program."""
     return any(
         isinstance(node, ast.If)
         and ast.unparse(node.test).replace('"', "'") == "__name__ == '__main__'"
@@ -41,7 +41,7 @@ def has_command_line(tree: ast.Module) -> bool:
 
 
 def programs(root: pathlib.Path = ROOT) -> list[str]:
-    """The modules with a command line, but for those of tests and tools."""
+    """The modules with a command line, except those of tests and tools."""
     return [
         name
         for name, path in find_modules(root).items()
@@ -53,10 +53,10 @@ def programs(root: pathlib.Path = ROOT) -> list[str]:
 def imports(
     path: str, known: dict[str, str], root: pathlib.Path = ROOT, strings: bool = True
 ) -> dict[str, int]:
-    """What a module names of this repository, with the line.
+    """The modules of this repository that a module imports, with the line.
 
-    Wherever the import stands, also where it is for type checkers alone. A string
-    counts too if it is the whole name of a module, or the beginning of one
+    Imports count anywhere in the file, also those for type checkers alone. A string
+    counts too if it is the whole name of a module, or the beginning of a name
     (``f"tfdpclip.{name}"``): `import_module` or ``python -m`` gets it.
 
     Args:
@@ -94,9 +94,9 @@ def imports(
 
 
 def missing_imports(path: str) -> list[str]:
-    """What a module imports of this repository that is not there.
+    """The imported modules and names of this repository that do not exist.
 
-    An installed copy of the package would hide it from Python.
+    An installed copy of the package would hide this error from Python.
     """
     known, found = find_modules(), []
     for node in ast.walk(read(path)):
@@ -119,14 +119,14 @@ def missing_imports(path: str) -> list[str]:
 
 @functools.cache
 def _packages() -> set[str]:
-    """The modules, and what they are in, which may have no __init__.py."""
+    """The modules and their packages, which may have no __init__.py."""
     known = find_modules()
     return {name.rpartition(".")[0] for name in known} | set(known)
 
 
 @functools.cache
 def _bound(path: str) -> set[str]:
-    """The names that a module has, whenever they are bound; lazy ones are strings."""
+    """The names that a module binds anywhere; lazy names are strings."""
     names = set()
     for node in ast.walk(read(path)):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):

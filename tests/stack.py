@@ -1,4 +1,4 @@
-"""The stack that the tests run on, for those whose facts differ; see docs/stacks.md."""
+"""The installed stack, for tests whose facts depend on it; see docs/stacks.md."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tfdpclip.keras import _compat
 
 #: Whether `tf.keras` is Keras 3.
 KERAS_3 = hasattr(tf.keras, "ops")
-#: Whether TensorFlow is the pinned one.
+#: Whether TensorFlow has the pinned version.
 TF_PINNED = tf.__version__.startswith("2.14.")
 #: Whether there is TensorFlow Federated.
 FEDERATED = importlib.util.find_spec("tensorflow_federated") is not None
-#: What a loss does with a batch unless it is told.
+#: The default reduction of a loss.
 MEAN = "sum_over_batch_size" if KERAS_3 else "auto"
 saving = _compat.saving
 place_of = _compat.place_of
@@ -23,12 +23,12 @@ names_of = _compat.names_of
 
 
 def keras2_only(reason):
-    """Skips a test on Keras 3, where what it is about does not exist."""
+    """Skips a test on Keras 3, which lacks its subject."""
     return pytest.mark.skipif(KERAS_3, reason=f"Keras 3: {reason}")
 
 
 class OwnOptimizer(tf.keras.optimizers.Optimizer):
-    """A Keras optimizer with one variable like each that it trains, called seen."""
+    """A Keras optimizer with a variable `seen` for each variable that it trains."""
 
     def __init__(self, learning_rate=1.0, name="OwnOptimizer", **kwargs):
         if KERAS_3:
@@ -47,15 +47,16 @@ class OwnOptimizer(tf.keras.optimizers.Optimizer):
             ]
 
     def seen_of(self, variable):
-        """The optimizer's own variable that belongs to one of the model's."""
+        """The optimizer's variable for a variable of the model."""
         return self.seen[place_of(self, variable)]
 
 
 def fit_takes_no_draw_to_build(model, sample):
     """Has `fit` learn the shapes from a sample, where Keras 3 would take a draw.
 
-    Under a strategy it builds the model from the first element of the data, which it
-    then does not train on: no loss to users, but other draws than on one device.
+    Under a strategy Keras 3 builds the model from the first element of the data,
+    without training on it. Users lose nothing, but the draws differ from those on one
+    device.
     """
     if KERAS_3:
         build = type(model)._maybe_symbolic_build

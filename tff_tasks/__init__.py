@@ -4,5 +4,5 @@ Andrew, Thakkar, McMahan, Ramaswamy (2021), *Differentially Private Learning wit
 Adaptive Clipping*, section 4 and its appendix.
 """
 
-# Before TensorFlow: it decides what TensorFlow logs.
+# This import comes before TensorFlow's, because it sets what TensorFlow logs.
 import driver_kit

@@ -1,4 +1,4 @@
-"""What each client trains on in a round, and what models are evaluated on."""
+"""The training data of each client in a round, and the data for evaluation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def training_arrays(
     client_id: str,
     round_num: int,
 ) -> Arrays:
-    """One client's examples in one round: chosen, shuffled, repeated and encoded."""
+    """A client's examples in a round: chosen, shuffled, repeated and encoded."""
     rng = stream(config.seed, "client", round_num, client_id)
     order = example_order(
         source.counts[client_id],
@@ -87,7 +87,7 @@ class EvaluationData:
         self._kept: list[Arrays] | None = None
 
     def same_as(self, other: EvaluationData) -> bool:
-        """Whether another one has the same examples."""
+        """Whether two objects have the same examples."""
         return self._source is other._source and self._plan == other._plan
 
     def __iter__(self) -> Iterator[Arrays]:
@@ -99,7 +99,7 @@ class EvaluationData:
         return self._chunks()
 
     def first_chunk(self) -> tuple[Arrays, int]:
-        """What comes first, and how many examples it is made of."""
+        """The first chunk, and its number of examples."""
         size = 0
         for _, count in self._plan:
             size += count

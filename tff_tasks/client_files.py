@@ -5,8 +5,8 @@ The public files of TensorFlow Federated's simulation datasets have two tables:
 * ``examples(split_name, client_id, serialized_example_proto)``, by far the larger;
 * ``client_metadata(client_id, split_name, num_examples)``.
 
-Clients come from the second. The first is only ever asked for one client, through an
-index. ``python -m tff_tasks.federated_files FILE`` adds the index to a file without.
+Clients come from the second. The first is only ever asked for a single client, through
+an index. ``python -m tff_tasks.federated_files FILE`` adds the index to a file without.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _BUCKET = "https://storage.googleapis.com/tff-datasets-public"
 
 
 class DataFileError(ValueError):
-    """A data file is missing, or is not what it should be."""
+    """A data file is missing, or has the wrong contents."""
 
 
 class FederatedFile:
-    """One SQLite file with the splits of a federated dataset.
+    """A SQLite file with the splits of a federated dataset.
 
     Args:
       path: the file, decompressed.
@@ -179,15 +179,15 @@ class FederatedFile:
     def read(
         self, split: str, client_id: str, features: Mapping[str, Feature]
     ) -> dict[str, np.ndarray]:
-        """The examples of one client as arrays, one row each.
+        """The examples of a client as arrays, one row each.
 
         Args:
           split: the split.
           client_id: the client.
-          features: what to take from each example.
+          features: the features to read of each example.
 
         Raises:
-          DataFileError: if there are none, or one is malformed.
+          DataFileError: if there are none, or an example is malformed.
         """
         spec = {name: feature.spec() for name, feature in features.items()}
         try:
@@ -205,7 +205,7 @@ class FederatedFile:
 
 
 class Feature:
-    """One feature of an example.
+    """A feature of an example.
 
     Args:
       dtype: "int", "float" or "bytes".
@@ -219,7 +219,7 @@ class Feature:
         self.shape = shape
 
     def spec(self) -> tf.io.FixedLenFeature:
-        """How TensorFlow parses it."""
+        """The feature's specification for TensorFlow's parser."""
         return tf.io.FixedLenFeature(self.shape, self.dtype)
 
 

@@ -22,14 +22,14 @@ _USER_ERRORS = (
     accounting.PrivacyMismatchError,
     records.RunMismatchError,
     records.RunFileError,
-    # A full disk, a directory that cannot be written: the text says which, and what
-    # to do.
+    # A full disk, or a directory that cannot be written: the error's text names the
+    # cause and the remedy.
     OSError,
 )
 
 
 def known_settings(task: str) -> dict[str, settings.Setting]:
-    """The settings of one benchmark by name: those of all, and its own options."""
+    """The settings of a benchmark by name: the common settings, and its own options."""
     options = task_class(task).options.items()
     return settings.of(RunConfig) | {name: one.setting() for name, one in options}
 
@@ -51,7 +51,7 @@ def config_from(task: str, arguments: Sequence[str]) -> RunConfig:
 
 
 def help_text(task: str) -> str:
-    """What --help shows."""
+    """The text of --help."""
     described = inspect.getdoc(task_class(task))
     if task == "digits":
         use, whose = "", "The defaults were found by trying."
@@ -66,10 +66,10 @@ def main(task: str, arguments: Sequence[str] | None = None) -> None:
 
     Args:
       task: the benchmark's name.
-      arguments: without the program's name; those of the process by default.
+      arguments: without the program's name; by default the process's arguments.
 
     Raises:
-      SystemExit: with one clear sentence if the settings or the data do not do.
+      SystemExit: with one clear sentence if the settings or the data are wrong.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if command_line.wants_help(arguments):
@@ -85,7 +85,7 @@ def main(task: str, arguments: Sequence[str] | None = None) -> None:
     except ValueError as error:
         raise SystemExit(f"{task}: {error}") from error
     logging.set_verbosity(logging.WARNING)
-    # Only now: it takes seconds.
+    # This import comes late, because it takes seconds.
     from tff_tasks import program
 
     try:

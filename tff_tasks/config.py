@@ -1,4 +1,4 @@
-"""The settings of one run: every flag, checked, with defaults filled in."""
+"""The settings of a run: every flag, checked, with defaults filled in."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tff_tasks.task import SettingsError, Task
 INITIAL_CLIP = 0.1
 _SYNTHETIC_ROUNDS = 3
 _SYNTHETIC_CLIENTS = 4
-#: What --noise calls the matrices of correlated noise.
+#: The names that --noise has for the matrices of correlated noise.
 CORRELATED = tuple(name for name in NOISE if name != "independent")
 
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """One run. Fields without a value get the paper's, for the task.
+    """The settings of a run. Fields without a value get the paper's, for the task.
 
     Raises:
-      ValueError: if a setting is out of range or does not go with the others; the
-        message names the flag.
+      ValueError: if a setting is out of range or does not go with the rest; the message
+        names the flag.
     """
 
     task: str
@@ -340,13 +340,13 @@ class RunConfig:
         return dpc.CorrelatedNoise(matrix, self.rounds, scheme)
 
     def free_on_resume(self) -> frozenset[str]:
-        """What may change when the run is resumed: nothing of it changes results."""
+        """The settings that may change on resuming: they change no results."""
         if self.noise in CORRELATED:
             return FREE_ON_RESUME - {"rounds"}  # The matrix is made for that many.
         return FREE_ON_RESUME
 
     def worker_addresses(self) -> list[str]:
-        """Where the workers are; nothing for one on this machine."""
+        """The addresses of the workers; empty for a worker on this machine."""
         if self.workers is None:
             return []
         return [address.strip() for address in self.workers.split(",")]

@@ -5,10 +5,10 @@
     python -m tff_tasks.shakespeare_character --data_dir=data
 
 reads CSV, JSON lines, NPZ or text; a column names the client, or each file of a folder
-is one. Clients, not examples, are split into training and test. --format=plays makes
-clients of the speakers of plays, and --dealt_to=600 deals an image set (IDX or NPZ) to
-simulated clients. The file is read again before it takes its name; --check=FILE reads
-any. docs/your_clients.md has examples from the download to the trained model.
+is a client. Clients, not examples, are split into training and test. --format=plays
+makes clients of the speakers of plays, and --dealt_to=600 deals an image set (IDX or
+NPZ) to simulated clients. The file is read again before it takes its name; --check=FILE
+reads any. docs/your_clients.md has examples from the download to the trained model.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _EVERY = 500
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What to convert, and how.
+    """The conversion's settings.
 
     Raises:
-      ValueError: if a setting is out of range or does not go with the others.
+      ValueError: if a setting is out of range or does not go with the rest.
     """
 
     task: str | None = settings.choice(
@@ -190,7 +190,7 @@ def run(used: Settings) -> str:
         if summary.both:
             raise DataFileError(f"{path}: {summary.notices[0]}")
         words = vocabularies.contents(temporary, target) if used.count_words else {}
-        # What came in the meantime is somebody's, too.
+        # A file that appeared in the meantime belongs to the user, too.
         _refuse_existing(made, used.overwrite)
     for name, content in words.items():
         files.write_atomically(output.with_name(name), content)
@@ -210,7 +210,8 @@ def run(used: Settings) -> str:
     command += vocabularies.flags(words, target)
     population = len(summary.splits["train"].sizes)
     if population < target.task.paper.clients_per_round:
-        # One client's noised count would reveal more than the default noise allows.
+        # The noised count of a single client would reveal more than the default noise
+        # allows.
         cohort = min(population, max(2, population // 10))
         command.append(f"--clients_per_round={cohort}")
     return "\n".join([*report, f"Train: {' '.join(command)}"])
@@ -332,7 +333,7 @@ def _check(path: pathlib.Path, used: Settings) -> str:
     file = FederatedFile(path)
     splits = file.splits()
     file.close()
-    # Public files of EMNIST have both data sets, converted ones either.
+    # Public files of EMNIST have both data sets, and converted files either.
     digits = "digits_only_train" in splits and "all_train" not in splits
     target = Target(names[0], used.only_digits or digits)
     summary = _checked(path, target)
@@ -345,10 +346,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the program.
 
     Args:
-      arguments: without the program's name; those of the process by default.
+      arguments: without the program's name; by default the process's arguments.
 
     Raises:
-      SystemExit: with one clear sentence if the settings or the data do not do.
+      SystemExit: with one clear sentence if the settings or the data are wrong.
     """
     argv = None if arguments is None else ["convert", *arguments]
     programs.run_program(__doc__, Settings, run, argv, errors=(DataFileError,))

@@ -6,12 +6,12 @@ Noise that is independent over the rounds against a tree, a banded Toeplitz matr
 buffers, each under a fixed clip norm and under the median of the clients' norms, which
 is followed privately (Andrew et al. 2021). Clients take part in a fixed order: nothing
 is amplified by sampling. Every run has the same epsilon and delta, and following the
-median is paid for from it.
+median is paid for from that budget.
 
 The server's learning rate is chosen for each noise and clip by equally many runs, which
-have a seed of their own and are measured on half of the test clients; fresh runs, with
-new cohorts, weights and noise, measure the choice on the other half. Every run is kept
-with its statement in OUTPUT_DIR/trials.jsonl, and a study that was stopped goes on.
+have a separate seed and are measured on half of the test clients; fresh runs, with new
+cohorts, weights and noise, measure the choice on the other half. Every run is kept with
+its statement in OUTPUT_DIR/trials.jsonl, and a study that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from tff_tasks.task import SettingsError
 _CHOICE, _TEST = noise_studies.CHOICE, noise_studies.TEST
 CLIPS = ("fixed", "adaptive")
 _NOISES = (noise_studies.INDEPENDENT, "tree", "toeplitz", "buffered")
-# What the study decides for all runs or for each.
+# Flags that the study sets, for all runs or for each.
 _OWN = (
     *("noise", "clipping", "clip", "count_stddev", "noise_multiplier", "delta"),
     *("server_learning_rate", "sampling", "seed", "eval_split", "output_dir"),
     *("engine", "secure", "layerwise", "epsilon_budget", "log_cohorts"),
 )
-#: Settings that change nothing of what was measured.
+#: Settings that do not change a measurement.
 _FREE = (
     *("noises", "clips", "server_learning_rates", "repeats", "report_only"),
     *("figure_format", "output_dir"),
@@ -57,7 +57,7 @@ class Settings:
     """The settings of a study.
 
     Raises:
-      ValueError: if a setting is out of range or does not go with the others.
+      ValueError: if a setting is out of range or does not go with the rest.
     """
 
     task: str = settings.words("digits", "The benchmark.")
@@ -104,7 +104,7 @@ class Settings:
         self.base()
 
     def base(self) -> RunConfig:
-        """What all runs share.
+        """The common settings of all runs.
 
         Raises:
           ValueError: if the flags are unknown, or are the study's own.
@@ -130,11 +130,11 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How the runs of one noise are private.
+    """The noise and privacy of the runs of a noise kind.
 
     Attributes:
       noise_multiplier: z, of the whole budget.
-      sensitivity: how far a client moves what gets the noise, in clip norms.
+      sensitivity: how far a client moves the sum before noise, in clip norms.
       deviation: root mean square, over the rounds, of the noise in a weight, in clip
         norms over the clients of a round, times the server's learning rate.
       count_stddev: of adaptive's rule: noise on the count, over the sensitivity.
@@ -152,16 +152,16 @@ def planned(noise: str, base: RunConfig, population: int, used: Settings) -> Pla
     """The noise that a budget takes: a function of public numbers.
 
     *Formal guarantees*: z is the least with which all rounds, in a fixed order of
-    clients, stay within (epsilon, delta); each client is replaced by one that
-    contributes nothing. Counting takes `count_share` of it: with noise of deviation
-    z / (2 sqrt(share)) on a count that one client moves by 1/2 at most, the sum has
-    z / sqrt(1 - share) of the clip norm left, and both together are one release of
+    clients, stay within (epsilon, delta); each client is replaced by a client that
+    contributes nothing. Counting takes `count_share` of it: with noise of deviation z /
+    (2 sqrt(share)) on a count that one client moves by 1/2 at most, the sum has z /
+    sqrt(1 - share) of the clip norm left, and both together are one release of
     multiplier z (Andrew et al. 2021, section 3.1).
 
     Args:
       noise: one of the study's.
-      base: what all runs share.
-      population: how many clients there are.
+      base: the common settings.
+      population: the number of clients.
       used: the study.
     """
     named = dataclasses.replace(base, noise=_noise_flag(noise))
@@ -201,7 +201,7 @@ def _fixed_clip(used: Settings) -> float:
 def config_of(
     used: Settings, noise: str, plan: Plan, clip: str, rate: float, seed: int | None
 ) -> RunConfig:
-    """The settings of one run.
+    """The settings of a run.
 
     Args:
       used: the study.
@@ -209,7 +209,7 @@ def config_of(
       plan: of this noise.
       clip: one of the study's.
       rate: of the server.
-      seed: of a run that a rate is chosen by; None for a fresh one.
+      seed: of a run that chooses a rate; None for a fresh run.
     """
     adaptive = clip == "adaptive"
     return dataclasses.replace(
@@ -226,23 +226,23 @@ def config_of(
 
 
 def trained(config: RunConfig, test: bool) -> dict[str, Any]:
-    """One run: what came of it, and what it cost.
+    """Runs a benchmark; returns its metric and privacy cost.
 
     Args:
       config: the settings.
-      test: whether it is measured on the clients that nothing was chosen by; otherwise
-        on the others, as the mean over the last fifth of the rounds.
+      test: whether to measure on the clients that chose nothing; otherwise on the
+        choosing clients, as the mean over the last fifth of the rounds.
     """
     import tensorflow as tf
 
-    # Only now: it takes seconds.
+    # This import comes late, because it takes seconds.
     from tff_tasks import program
 
     began = time.monotonic()
     # Graphs of runs that are over.
     tf.keras.backend.clear_session()
     metric = task_class(config.task).metric
-    # A run that was stopped begins anew: another matrix within it would cost more.
+    # A stopped run begins anew: a second matrix within it would cost more.
     with tempfile.TemporaryDirectory() as directory:
         result = program.run(dataclasses.replace(config, output_dir=directory))
     return {
@@ -256,7 +256,7 @@ def trained(config: RunConfig, test: bool) -> dict[str, Any]:
 
 
 class Study:
-    """Runs what was not run yet.
+    """Measures the runs that are missing.
 
     Args:
       used: the settings.
@@ -278,7 +278,7 @@ class Study:
         )
 
     def score(self, noise: str, clip: str, rate: float, part: str, repeat: int):
-        """The metric of one run, of now or of before."""
+        """The metric of a run, from the files or measured now."""
         place = {
             "noise": noise,
             "epsilon": self.used.epsilon,
@@ -297,7 +297,7 @@ class Study:
         return self.runs.score(place, measure)
 
     def result(self, noise: str, clip: str) -> dict[str, Any]:
-        """Chooses the rate on some test clients; measures it on the others."""
+        """Chooses the rate on some test clients; measures it on the rest."""
         rates = self.used.server_learning_rates
         chosen = max(rates, key=lambda rate: self.score(noise, clip, rate, _CHOICE, 0))
         scores = [
@@ -314,14 +314,14 @@ class Study:
         }
 
     def noises(self, names: Iterable[str]) -> Iterator[dict[str, Any]]:
-        """What the accounting says of each noise, before anything is trained."""
+        """The accounting of each noise, before any training."""
         for name in names:
             facts = dataclasses.asdict(self.plan(name))
             yield {"epsilon": self.used.epsilon, "noise": name, **facts}
 
 
 def run(used: Settings) -> programs.Outcome:
-    """Measures what is not measured yet, and reports."""
+    """Measures the missing runs, and reports."""
     study = Study(used)
     cells = list(itertools.product(used.noises, used.clips))
     results = study.runs.results(cells, study.result, study.metric)

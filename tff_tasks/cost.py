@@ -1,7 +1,7 @@
-"""What a run will take, said before its first round.
+"""The estimated time of a run, told before its first round.
 
 A client's steps are timed, after everything is compiled, on test clients' examples,
-which no guarantee covers; nothing that comes out of it is used.
+which no guarantee covers; their results are not used.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from driver_kit import progress
 from tff_tasks.client_data import Arrays, EvaluationData
 from tff_tasks.config import RunConfig
 
-# What is timed of a client, at most: enough to be like any number of batches.
+# The most batches that are timed of a client: enough to extrapolate from.
 _TIMED_BATCHES = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What the rounds that are left will take, about.
+    """The estimated time of the remaining rounds.
 
     Attributes:
-      rounds: how many are left.
-      round_seconds: of one.
-      evaluations: how many there will be.
-      evaluation_seconds: of one, accounting apart.
+      rounds: the remaining rounds.
+      round_seconds: of a round.
+      evaluations: the remaining evaluations.
+      evaluation_seconds: of an evaluation, accounting apart.
       accounting_seconds: of computing epsilon once; 0 where it is not computed.
     """
 
@@ -45,7 +45,7 @@ class Cost:
         return self.rounds * self.round_seconds + self.evaluations * each
 
     def lines(self) -> list[str]:
-        """What to say of it.
+        """The estimate in words.
 
         >>> for line in Cost(100, 0.5, 10, 20.0).lines():
         ...     print(line)
@@ -78,7 +78,7 @@ class Cost:
 def mean_batches(
     config: RunConfig, counts: Mapping[str, int], rows: float, cap: str
 ) -> float:
-    """How many batches a client trains on in a round, on average.
+    """The mean number of batches that a client trains on in a round.
 
     Args:
       config: the settings.
@@ -111,7 +111,7 @@ def sample(
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Seconds of it."""
+    """The seconds that `work` takes."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started

@@ -22,8 +22,8 @@ def dirichlet_split(
     """Deals examples out to clients that prefer some labels.
 
     Each client draws its label distribution from a symmetric Dirichlet distribution
-    (Hsu et al. 2019) and then, in turn with the others, one example at a time, of a
-    label that is not used up. Clients differ by at most one in size.
+    (Hsu et al. 2019). The clients then take turns to draw an example of a label that is
+    not used up. Clients differ by at most one in size.
 
     Args:
       labels: of all examples.
@@ -52,7 +52,8 @@ def dirichlet_split(
     for turn in range(len(labels)):
         client = turn % clients
         left = np.array([len(pile) for pile in piles])
-        # A little of everything, for clients whose labels are all used up.
+        # A small weight for every label left, for clients whose own labels are all used
+        # up.
         taste = np.where(left > 0, tastes[client] + 1e-9, 0)
         label = int(rng.choice(classes, p=taste / taste.sum()))
         dealt[client].append(int(piles[label].pop()))

@@ -1,8 +1,7 @@
 """Federated averaging in this process: two clients at a time, each in one graph.
 
-The same mechanism as in the process of TensorFlow Federated (and a test holds them
-together), without its shipping of computations and data, which dominates small
-networks.
+The mechanism is the same as in TensorFlow Federated's process (a test compares them),
+without shipping computations and data, which dominates small networks.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from tff_tasks.config import RunConfig
 from tff_tasks.streams import stream_seed
 from tff_tasks.task import Task
 
-# Clients that are trained at the same time. Fixed: it is part of what a sum of floats
-# comes to, to the last bit.
+# The number of clients trained at the same time. Fixed, because a sum of floats depends
+# on it, to the last bit.
 LANES = 2
 
 
@@ -47,12 +46,12 @@ def divided(sizes: Sequence[int], lanes: int) -> list[list[int]]:
 
 
 class _Lane:
-    """Trains clients one after the other, and keeps the sums of what they send.
+    """Trains clients in turn, and keeps the sums of their updates.
 
     Args:
       task: the benchmark.
       config: the settings.
-      model: a model of this lane's own.
+      model: this lane's model.
     """
 
     def __init__(self, task: Task, config: RunConfig, model: tf.keras.Model):
@@ -68,7 +67,7 @@ class _Lane:
         self.train = tf.function(self._train_client, reduce_retracing=True)
 
     def bind(self, mechanism: Mechanism) -> None:
-        """Sets what clips this lane's clients."""
+        """Sets the mechanism that clips this lane's clients."""
         self._mechanism = mechanism
         groups = mechanism.rule.assignment
         self._flat = groups is None
@@ -77,14 +76,14 @@ class _Lane:
         self.counts = tf.Variable(tf.zeros([len(mechanism.count_stddevs)]))
 
     def trace(self, arrays: Arrays, clip_state: Any) -> None:
-        """Traces for clients of any size: each new size would be traced by itself."""
+        """Traces for clients of any size: otherwise each new size would be traced."""
         specs = tuple(
             tf.TensorSpec([None, *part.shape[1:]], part.dtype) for part in arrays
         )
         self.train.get_concrete_function(specs, clip_state)
 
     def begin(self, weights: Sequence[np.ndarray]) -> None:
-        """Before a round: what clients start from; nothing is summed."""
+        """Before a round: sets the clients' initial weights and zero sums."""
         for variable, value in zip(self._initial, weights, strict=True):
             variable.assign(value)
         for total in (*self.sums, self.counts):
@@ -164,7 +163,7 @@ class LocalEngine:
         self._flat = self._rule.assignment is None
         self._noise = GaussianNoise() if config.seed is None else None
         self._correlated = correlated
-        #: What correlated noise keeps, as the aggregators have it: a secret.
+        #: The memory of correlated noise, as in the aggregators: a secret.
         self._kept: dict[str, Any] = {}
         if correlated is not None:
             coordinates = sum(w.size for w in self._weights)
@@ -191,7 +190,7 @@ class LocalEngine:
         return self._mechanism.count_stddevs
 
     def run_round(self, clients: Sequence[Arrays], round_num: int) -> dict[str, Any]:
-        """One round.
+        """Runs a round.
 
         Args:
           clients: every client's arrays.
@@ -227,8 +226,8 @@ class LocalEngine:
         """About how long a round takes, after tracing; nothing is released.
 
         Args:
-          arrays: what each client is taken to have; of no client who is protected.
-          clients: how many there are.
+          arrays: the assumed data of each client; of no protected client.
+          clients: the number of clients.
         """
         cohort = [arrays] * LANES
         self._train(cohort)
@@ -268,7 +267,7 @@ class LocalEngine:
         }
 
     def _noise_of(self, round_num):
-        """The source of a round's noise; with a seed, the same if it is run again."""
+        """A round's source of noise; with a seed, the same if run again."""
         if self._noise is not None:
             return self._noise
         return GaussianNoise(stream_seed(self._config.seed, "noise", round_num))
@@ -284,7 +283,7 @@ class LocalEngine:
         self._kept = dict(step=step, ticket=ticket, before=before, run=run, kept=kept)
 
     def memory(self) -> NoiseMemory | None:
-        """What correlated noise keeps, a secret; None for independent noise."""
+        """The memory of correlated noise, a secret; None for independent noise."""
         return NoiseMemory(self._kept) if self._kept else None
 
     def state(self) -> list[np.ndarray]:
@@ -298,7 +297,7 @@ class LocalEngine:
         return state
 
     def restore(self, arrays: Sequence[np.ndarray]) -> None:
-        """Continues from what `state` returned; correlated noise begins anew."""
+        """Continues from a result of `state`; correlated noise begins anew."""
         weights, velocity, clip, *noise = tf.nest.pack_sequence_as(
             self._whole_state(), list(arrays)
         )
@@ -308,5 +307,5 @@ class LocalEngine:
             self._kept = state[NOISE_KEY]
 
     def restore_memory(self, memory: NoiseMemory) -> None:
-        """Continues with the noise that went with what was restored."""
+        """Continues with the noise that belongs to the restored state."""
         self._kept = join_noise({NOISE_KEY: self._kept}, memory)[NOISE_KEY]

@@ -32,7 +32,7 @@ def allow_deep_messages() -> None:
 
 
 def _few_arrays() -> tf.data.Options:
-    """What data sets are told that are arrays in memory, read once.
+    """Options of data sets that are arrays in memory, read once.
 
     Their graphs are not rewritten, nor watched while they run: for a client of a few
     batches, that takes longer than reading them.
@@ -46,15 +46,15 @@ def _few_arrays() -> tf.data.Options:
 class TffEngine:
     """Runs rounds as a learning process of TensorFlow Federated.
 
-    To be made and used in `dpc.federated.local_context` or `remote_context`. (What
-    TensorFlow Federated has for secure sums is a simulation of them.)
+    To be made and used in `dpc.federated.local_context` or `remote_context`. (Secure
+    sums are simulated in TensorFlow Federated.)
 
     Args:
       task: the benchmark.
       config: the settings.
       weights: initial trainable weights.
       spec: the type of a client's batch.
-      correlated: correlated noise; None for what the settings say.
+      correlated: correlated noise; None for the noise of the settings.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class TffEngine:
         )
 
         def model_fn():
-            # Metrics of training are computed for whoever asked for them.
+            # Metrics of training are computed only with --train_metrics.
             metrics = task.metrics() if config.train_metrics else None
             return tff.learning.models.from_keras_model(
                 task.build_model(), task.loss(), spec, metrics=metrics
@@ -97,8 +97,8 @@ class TffEngine:
                 damped=config.momentum_damping,
             ),
             model_aggregator=self.aggregator,
-            # The other loop, over `Dataset.reduce`, starts each client by preparing
-            # its functions anew and takes up to seven times as long.
+            # The loop over `Dataset.reduce` prepares its functions anew for each
+            # client, and takes up to seven times as long.
             loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
         )
         self._state = self._process.set_model_weights(
@@ -131,7 +131,7 @@ class TffEngine:
     def round_seconds(self, arrays: Arrays, clients: int) -> float:
         """About how long a round takes; see `LocalEngine.round_seconds`.
 
-        What comes of the rounds that are timed is thrown away.
+        The results of the timed rounds are discarded.
         """
         step = self._config.client_batch_size
         # A computation is prepared for each size of a cohort.
@@ -139,7 +139,7 @@ class TffEngine:
         return cost.timed(lambda: self._next([arrays] * clients))
 
     def run_round(self, clients: Sequence[Arrays], round_num: int) -> dict[str, Any]:
-        """One round; see `LocalEngine.run_round`."""
+        """Runs a round; see `LocalEngine.run_round`."""
         del round_num  # The aggregator counts.
         output = self._next(clients)
         self._state = output.state
@@ -153,7 +153,7 @@ class TffEngine:
         return result
 
     def memory(self) -> federated.NoiseMemory | None:
-        """What correlated noise keeps, a secret; see `LocalEngine.memory`."""
+        """The memory of correlated noise, a secret; see `LocalEngine.memory`."""
         if self.aggregator.correlated is None:
             return None
         return federated.split_noise(self._state)[1]
@@ -166,9 +166,9 @@ class TffEngine:
         return [np.asarray(part) for part in tf.nest.flatten(state)]
 
     def restore(self, arrays: Sequence[np.ndarray]) -> None:
-        """Continues from what `state` returned; correlated noise begins anew."""
+        """Continues from a result of `state`; correlated noise begins anew."""
         self._state = tf.nest.pack_sequence_as(self._state, list(arrays))
 
     def restore_memory(self, memory: federated.NoiseMemory) -> None:
-        """Continues with the noise that went with what was restored."""
+        """Continues with the noise that belongs to the restored state."""
         self._state = federated.join_noise(self._state, memory)

@@ -39,10 +39,10 @@ class Evaluator:
         return self._loss(targets, predictions)
 
     def batch_seconds(self, arrays: Arrays) -> float:
-        """How long a batch takes, of the weights that it has; metrics are lost.
+        """The seconds of a batch with the current weights; metrics are lost.
 
         Args:
-          arrays: to make one of.
+          arrays: the data of the batch.
         """
         some = tuple(part[:BATCH_SIZE] for part in arrays)
         (batch,) = self._task.dataset(some, BATCH_SIZE)

@@ -2,8 +2,8 @@
 
     python -m tff_tasks.federated_files FILE ...
 
-Reads each file once, from beginning to end. `tff_tasks.client_files` says what the
-files hold.
+Reads each file once, from beginning to end. `tff_tasks.client_files` documents the
+files.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Cifar100Image(Task):
 
 
 class _Emnist(Task):
-    """What the tasks on handwritten characters share. Ink is 0 in the files, not 1."""
+    """The common part of the tasks on handwritten characters. Ink is 0 in the files."""
 
     file_name = "emnist_all.sqlite"
     features = _EMNIST

@@ -102,7 +102,7 @@ class StackOverflowWord(Task):
     """SO-NWP: a recurrent network predicts the next word of a sentence.
 
     Accuracy is reported over all words, over known words, and over known words without
-    the end of a sentence; the paper does not say which of them it shows.
+    the end of a sentence; the paper does not say which of the three it shows.
     """
 
     name = "stackoverflow_word"
@@ -281,7 +281,7 @@ class StackOverflowTag(Task):
 
 
 def densify_bags(coordinates, values, width: int) -> tf.Tensor:
-    """Bags of words `[n, width]` from what `preprocessing.bags_of_words` returned."""
+    """Bags of words `[n, width]` from the results of `preprocessing.bags_of_words`."""
     coordinates = tf.convert_to_tensor(coordinates)
     count = tf.shape(coordinates)[0]
     known = tf.where(coordinates >= 0)

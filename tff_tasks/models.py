@@ -1,6 +1,6 @@
 """The networks of the benchmarks, as Keras models.
 
-Parameter counts are those of Table 1 in Andrew et al. (2021); tests hold them.
+Parameter counts are those of Table 1 in Andrew et al. (2021); tests check them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class DropMask(layers.Layer):
     """Passes values on without the mask that an embedding attached to them.
 
     Keras losses and metrics use such a mask if they find it, which depends on how the
-    model is called. Here padding is left out where it says so, and nowhere else.
+    model is called. Here only explicit weights leave padding out.
     """
 
     def call(self, inputs):
@@ -168,7 +168,7 @@ def word_lstm(vocabulary: int = 10_004, length: int = 20) -> tf.keras.Model:
 
 
 def tag_regression(words: int = 10_000, tags: int = 500) -> tf.keras.Model:
-    """Logistic regression, one for each tag: SO-LR."""
+    """Logistic regression for each tag: SO-LR."""
     return tf.keras.Sequential([layers.Input((words,)), layers.Dense(tags, "sigmoid")])
 
 

@@ -1,4 +1,4 @@
-"""Losses and metrics that say what they leave out."""
+"""Losses and metrics with documented masks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SequenceCrossEntropy(tf.keras.losses.Loss):
 
 
 class AccuracyWithout(tf.keras.metrics.SparseCategoricalAccuracy):
-    """Accuracy over the positions whose target is none of some items.
+    """Accuracy over the positions whose target is none of the excluded items.
 
     Args:
       excluded: items that do not count, such as padding.

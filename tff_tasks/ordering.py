@@ -10,9 +10,9 @@ def buffered_shuffle(
 ) -> np.ndarray:
     """An order of `size` items, shuffled as `tf.data.Dataset.shuffle` does it.
 
-    Items pass through a buffer; each place is taken by a random one of those in it. A
-    buffer of `size` or more gives a uniformly random order; in a smaller one, an item
-    cannot come much earlier than it was.
+    Items pass through a buffer; each place is taken by a random item of the buffer. A
+    buffer of `size` or more gives a uniformly random order; in a smaller buffer, an
+    item cannot come much earlier than it was.
 
     Args:
       size: how many items.
@@ -49,7 +49,7 @@ def example_order(
     max_elements: int | None,
     cap: str,
 ) -> np.ndarray:
-    """The indices of the examples that one client uses in one round, in order.
+    """The indices of the examples that a client uses in a round, in order.
 
     Args:
       size: how many examples the client has.

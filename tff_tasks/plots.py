@@ -2,10 +2,10 @@
 
     python -m tff_tasks.plots --sweeps=runs/sweep_digits
 
-Figure 3 is what clipping costs without noise, 4 the clip norm over the rounds, 5 and 6
+Figure 3 is the cost of clipping without noise, 4 the clip norm over the rounds, 5 and 6
 adaptive and fixed clipping with noise, 7 the median against the best fixed clip norm.
-One panel for each sweep. What was not run is not drawn, and captions say how many
-rounds, seeds and server learning rates each sweep had. (Figures 1 and 2 are drawn by
+One panel for each sweep. Missing runs are not drawn, and captions give the numbers of
+rounds, seeds and server learning rates of each sweep. (Figures 1 and 2 are drawn by
 `tff_tasks.quantile_tracking`.)
 """
 
@@ -25,7 +25,7 @@ from tff_tasks.studies import Row
 
 @dataclasses.dataclass(frozen=True)
 class PlotConfig:
-    """What to draw."""
+    """The settings of the figures."""
 
     sweeps: str = settings.words(
         "runs/sweep_digits", "Directories of sweeps, separated by commas."
@@ -51,7 +51,7 @@ class PlotConfig:
 
 
 class Results:
-    """One sweep's table.
+    """A sweep's table.
 
     Args:
       directory: the sweep's.
@@ -66,7 +66,7 @@ class Results:
         path = directory / studies.SETTINGS
         self.settings: dict[str, Any] = files.read_json(path) if path.exists() else {}
         if not self.settings:
-            # A sweep that has not ended; every run says what its metric is.
+            # A sweep that has not ended; every run names its metric.
             config = directory / self.rows[0].directory / reports.CONFIG
             content = files.read_json(config)
             self.settings = {
@@ -87,7 +87,7 @@ class Results:
 
     @property
     def final_clients(self) -> str:
-        """Whom Figure 7 was measured on."""
+        """The clients of Figure 7."""
         base = self.settings.get("base", {})
         return studies.final_clients(base.get("eval_split", "test"))
 
@@ -133,7 +133,7 @@ class Results:
         )
 
     def caption(self) -> str:
-        """What was run, in words."""
+        """The runs in words."""
         rows = [
             row
             for kind in ("none", "adaptive", "fixed")
@@ -311,12 +311,12 @@ def figure_7(results: list[Results]) -> Any:
     return picture
 
 
-#: By the numbers of the paper. Each returns None if nothing of it was run.
+#: By the numbers of the paper. Each returns None if none of its runs exist.
 FIGURES = {3: figure_3, 4: figure_4, 5: figure_5, 6: figure_6, 7: figure_7}
 
 
 def draw(config: PlotConfig) -> str:
-    """Draws what can be drawn; returns what was written."""
+    """Draws the figures whose runs exist; returns the text to print."""
     directories = [pathlib.Path(part) for part in config.sweeps.split(",")]
     results = [Results(directory) for directory in directories]
     if config.titles:

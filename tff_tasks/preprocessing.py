@@ -1,4 +1,4 @@
-"""From raw features to what the models take, in NumPy.
+"""From raw features to the models' inputs, in NumPy.
 
 Nothing here depends on the machine that trains: a client's arrays are made before they
 are shipped. (TensorFlow's lookup tables would have to be shipped along.)
@@ -109,7 +109,7 @@ def next_item_pairs(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def bags_of_words(
     texts: Sequence[bytes], numbers: Mapping[bytes, int], divisor: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which known words each text has, and what each occurrence counts.
+    """The known words of each text, and the value of each occurrence.
 
     Dense bags of 10,000 words would be large to ship; `densify_bags` makes them.
 

@@ -1,4 +1,4 @@
-"""What a run spends, and what it would mean in a larger population."""
+"""The privacy cost of a run, and its meaning in a larger population."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ LEDGER = "privacy.json"
 
 
 class Spending:
-    """Counts rounds and states what they cost.
+    """Counts rounds and states their privacy cost.
 
     Without a seed, the ledger is a file: a round is counted in it before it begins, and
     counts however it ends. A round that is run again, after a crash, counts again and
-    has another cohort. With a seed nothing is private; a round that is run again is the
-    same round, and the ledger, in memory, tells what the run would cost without the
-    seed.
+    has a new cohort. With a seed nothing is private; a round that is run again is the
+    same round, and the ledger, in memory, has the cost of the run without the seed.
 
     With distributed noise, privacy is against a server that sees the secure sums and
-    knows who takes part, so that sampling of clients does not help; see
+    knows the participants, so that sampling of clients does not help; see
     `tfdpclip.federated.distributed`.
 
     Args:
@@ -33,8 +32,9 @@ class Spending:
       client_ids: the population.
       directory: of the run.
       aggregator: for distributed noise, which only it can account for.
-      kept: of correlated noise that can be restored, the rounds it has made. It goes on
-        (`goes_on`) where the ledger is; otherwise another matrix begins.
+      kept: the number of rounds that restored correlated noise has made. The noise
+        goes on (`goes_on`) if the ledger is at the same round; otherwise a new matrix
+        begins.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Spending:
         if kept is not None:
             if self._config.seed is None:
                 with contextlib.suppress(accounting.PrivacyMismatchError):
-                    # Refused where rounds ran that it does not know of.
+                    # The ledger refuses to continue if it has further rounds.
                     self.ledger.begin(**self._phase, continued=kept)
                     self.goes_on = True
                     return
@@ -130,7 +130,7 @@ class Spending:
 
     @property
     def epsilon(self) -> float:
-        """What was spent, or would be without the seed; infinite without noise."""
+        """The run's epsilon, even with a seed; infinite without noise."""
         if self._aggregator is None and self._config.seed is None:
             return self.ledger.epsilon()
         # Many runs of a sweep ask the same.
@@ -210,13 +210,13 @@ def _epsilon(scheme, noise_multiplier, rounds, delta, accountant, correlated):
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What a run would cost if noise and cohort were scaled up in a larger population.
+    """The cost of a run with noise and cohort scaled up in a larger population.
 
     Attributes:
       population: how many clients.
       delta: population^-1.1.
-      scale: by which clients per round, z and the noise on counts are multiplied. The
-        noise on the average, and with it utility, stays the same.
+      scale: the factor on clients per round, z and the noise on counts. The noise on
+        the average, and with it utility, stays the same.
       noise_multiplier: z, scaled.
       clients_per_round: m, scaled.
       rounds: how many.

@@ -1,4 +1,4 @@
-"""One run of one benchmark: rounds, evaluation, records, privacy."""
+"""A run of a benchmark: rounds, evaluation, records, privacy."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def run(
 
     Args:
       config: the settings.
-      on_cost: is told what the run will take, before its first round; by default that
-        is printed, unless quiet.
+      on_cost: gets the run's estimated time, before its first round; by default the
+        estimate is printed, unless quiet.
 
     Raises:
       DataFileError: if data are missing or malformed.
       RunMismatchError: if the directory holds a run with other settings.
-      SettingsError: if settings do not fit the data, or what is installed.
+      SettingsError: if settings do not fit the data or the installed packages.
       PrivacyMismatchError: if the ledger was kept for another run.
     """
     with _context(config):
@@ -50,7 +50,7 @@ def run(
 
 
 class _Training:
-    """The state of one run."""
+    """The state of a run."""
 
     def __init__(self, config: RunConfig):
         self.config = config
@@ -87,8 +87,8 @@ class _Training:
             getattr(self.engine, "aggregator", None),
             None if self.memory is None else self.memory.steps,
         )
-        # Only after the engine: to build a network within a federated computation
-        # leaves those that were there before unusable (Keras exchanges base classes).
+        # Made after the engine: building a network within a federated computation makes
+        # existing networks unusable (Keras exchanges base classes).
         self.evaluator = Evaluator(self.task, self.task.build_model())
         self.eval_data, self.final_data, self.final_name = _evaluation_data(
             self.task, config, self.sources
@@ -152,7 +152,7 @@ class _Training:
         self.checkpoints.save(round_num, self.engine.state(), self.engine.memory())
 
     def cost(self, rounds: int) -> cost.Cost:
-        """What so many rounds will take, about."""
+        """The estimated time of the given number of rounds."""
         config, data = self.config, self.eval_data
         arrays, examples = data.first_chunk()
         rows = len(arrays[0]) / max(1, examples)
@@ -222,7 +222,7 @@ class _Training:
         row["round_seconds"] = round(time.monotonic() - prepared, 4)
         if round_num % self.config.rounds_per_eval == 0 or round_num == last:
             # With a seed nothing is spent, and accounting can take longer than rounds:
-            # what the run would cost without it is told once.
+            # the cost without the seed is computed once, at the end.
             if self.config.seed is None or round_num == last:
                 row["epsilon"] = self.spending.epsilon
             row.update(self._evaluate())
@@ -323,7 +323,8 @@ def _context(config: RunConfig) -> Iterator[None]:
         return
     try:
         with warnings.catch_warnings():
-            # From a package of the federated library; nobody can act on it.
+            # The warning is from a package of the federated library, and users cannot
+            # act on it.
             warnings.filterwarnings("ignore", message="pkg_resources")
             from tfdpclip import federated
     except ImportError as error:
@@ -360,7 +361,7 @@ def _batch_spec(task: Task, source: ClientSource) -> Any:
 
 
 def _evaluation_data(task, config, sources):
-    """What to evaluate on while training and at the end, and a name for the latter."""
+    """The data for evaluation in training and at the end, and the latter's name."""
     test = sources["test"]
     if config.eval_split == "heldout":
         heldout = sources["heldout"]
@@ -386,7 +387,7 @@ def _evaluation_data(task, config, sources):
 
 
 def _flat(measured: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """One column for each number; a number of one group needs no index."""
+    """A column for each number; a number of a single group needs no index."""
     row = {}
     for name, values in measured.items():
         values = np.ravel(values)

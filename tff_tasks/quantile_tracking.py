@@ -24,7 +24,7 @@ from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
 
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
-#: What Figure 1 draws the loss of.
+#: The values whose loss Figure 1 draws.
 VALUES = (15, 25, 28, 40, 45, 48)
 FIGURE_1_QUANTILES = (0.01, 0.5, 0.75, 0.99)
 
@@ -84,7 +84,7 @@ def true_quantile(mean: float, stddev: float, quantile: float) -> float:
 def pinball_loss(clip: np.ndarray, values: np.ndarray, quantile: float) -> np.ndarray:
     """The average loss of each clip norm; its minimum is at the quantile.
 
-    ``(1 - q) (C - x)`` for x at most C, ``q (x - C)`` for others.
+    ``(1 - q) (C - x)`` for x at most C, ``q (x - C)`` for larger x.
 
     >>> pinball_loss(np.array([28.0, 34.0, 40.0]), np.array(VALUES), 0.5).round(6)
     array([5.416667, 5.416667, 5.416667])
@@ -141,7 +141,7 @@ def run(config: TrackingConfig) -> dict[str, np.ndarray]:
 
 
 def statement(config: TrackingConfig) -> str:
-    """What following one quantile costs, in two conventions."""
+    """The privacy cost of following a quantile, in two conventions."""
     m, stddev = config.clients_per_round, count_stddev(config)
     if stddev == 0:
         return "Without noise nothing is private."

@@ -3,9 +3,9 @@
     python -m tff_tasks.rates --task=digits --run_flags="--engine=local --rounds=50"
 
 The right half of the paper's Table 1: both rates are multiplied by powers of 10^(1/4)
-up to 10^(1/2) either way, in all pairs, and the best pair is what every other run
-starts from. A search that is stopped continues where it was. All runs are seeded, so
-none is private, and choosing among them would not be either: search on public data.
+up to 10^(1/2) either way, in all pairs, and every later run starts from the best pair.
+A search that is stopped continues where it was. All runs are seeded, so none is
+private, and choosing among them would not be either: search on public data.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SETTINGS = "rates.json"
 
 @dataclasses.dataclass(frozen=True)
 class RatesConfig:
-    """What to search."""
+    """The search's settings."""
 
     task: str = settings.words("digits", "The benchmark.")
     output_dir: str = settings.words("", "Where results go. Default: runs/rates_TASK.")
@@ -59,7 +59,7 @@ class RatesConfig:
         self.base()
 
     def base(self) -> RunConfig:
-        """What all runs share.
+        """The common settings of all runs.
 
         Raises:
           ValueError: if the flags ask for clipping or noise, which the search leaves
@@ -92,7 +92,7 @@ def _run_of(
 
 def _measured(config: RunConfig) -> dict[str, Any]:
     """A run's result, from its files if it was run before."""
-    # Only now: it takes seconds.
+    # This import comes late, because it takes seconds.
     from tff_tasks import program
 
     result = studies.finished(config)

@@ -31,7 +31,7 @@ from tff_tasks.registry import task_class
 
 @dataclasses.dataclass(frozen=True)
 class RecipeConfig:
-    """What to search, and the target."""
+    """The settings of the search, and the target."""
 
     task: str = settings.words("digits", "The benchmark.")
     output_dir: str = settings.words("", "Where results go. Default: runs/recipe_TASK.")
@@ -77,7 +77,7 @@ class RecipeConfig:
         self.base()
 
     def base(self) -> RunConfig:
-        """What all runs share."""
+        """The common settings of all runs."""
         flags = shlex.split(self.run_flags)
         base = command.config_from(self.task, flags)
         return dataclasses.replace(
@@ -87,7 +87,7 @@ class RecipeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RecipeResult:
-    """What the recipe found.
+    """The results of the recipe.
 
     Attributes:
       client_learning_rate: of step 1.
@@ -110,7 +110,7 @@ class RecipeResult:
 
 def measure(config: RunConfig) -> float:
     """A run's summary, from its files if it was run before."""
-    # Only now: it takes seconds.
+    # This import comes late, because it takes seconds.
     from tff_tasks import program
 
     result = studies.finished(config)

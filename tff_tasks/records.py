@@ -33,7 +33,7 @@ class RunFileError(ValueError):
 
 
 class Table:
-    """A CSV file with one row for each round, replaced atomically.
+    """A CSV file with a row for each round, replaced atomically.
 
     Args:
       path: the file; read if it exists.
@@ -76,7 +76,7 @@ def read_rows(path: pathlib.Path, column: str) -> list[dict[str, str]]:
 
     Args:
       path: the file.
-      column: one that it must have, unless it is an empty table.
+      column: a required column, unless the table is empty.
 
     Raises:
       RunFileError: if it is no such table, or a row has more or fewer cells than the
@@ -101,13 +101,13 @@ def read_rows(path: pathlib.Path, column: str) -> list[dict[str, str]]:
 
 
 class Checkpoints:
-    """The latest two states of a run, each in one file.
+    """The latest two states of a run, each in a file.
 
-    What correlated noise keeps is a secret, in a file of its own beside each, which
-    only its owner can read.
+    The memory of correlated noise is a secret, in a separate file beside each state,
+    which only its owner can read.
 
     Args:
-      directory: where.
+      directory: of the files.
     """
 
     def __init__(self, directory: pathlib.Path):
@@ -133,12 +133,12 @@ class Checkpoints:
         arrays: Sequence[np.ndarray],
         memory: NoiseMemory | None = None,
     ) -> None:
-        """Saves, and deletes all but the last two.
+        """Saves a state, and deletes all but the last two.
 
         Args:
-          round_num: after which.
+          round_num: the last round of the state.
           arrays: the state, without secrets.
-          memory: what correlated noise keeps.
+          memory: of correlated noise.
         """
         if not self._directory.is_dir():
             files.prepare_directory(self._directory)
@@ -149,16 +149,16 @@ class Checkpoints:
         np.savez(content, **{f"part_{i:04d}": array for i, array in enumerate(arrays)})
         write_atomically(self._path(round_num), content.getvalue())
         for old in self.rounds()[:-2]:
-            # What cannot be deleted now is tried again after the next.
+            # A file that cannot be deleted now is tried again at the next checkpoint.
             with contextlib.suppress(OSError):
                 self._secret(old).unlink(missing_ok=True)
                 self._path(old).unlink()
 
     def memory(self, round_num: int) -> NoiseMemory | None:
-        """What correlated noise kept after a round; None if that is not there.
+        """The memory of correlated noise after a round; None if it is not there.
 
         Raises:
-          RunFileError: if it is damaged, or others can read it.
+          RunFileError: if it is damaged, or other users can read it.
         """
         path = self._secret(round_num)
         if not path.exists():
@@ -175,7 +175,7 @@ class Checkpoints:
         """The arrays of a checkpoint.
 
         Args:
-          round_num: whose.
+          round_num: of the checkpoint.
           like: arrays of the shapes and types that it must have.
 
         Raises:
@@ -215,7 +215,7 @@ def check_same_run(
       free: settings that may differ.
 
     Raises:
-      RunMismatchError: if it holds another.
+      RunMismatchError: if it holds a different run.
     """
     path = directory / reports.CONFIG
     if not path.exists():

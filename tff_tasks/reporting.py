@@ -1,4 +1,4 @@
-"""What a run says: progress while it runs, and a report at the end."""
+"""The output of a run: progress while it runs, and a report at the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tff_tasks.task import Task
 
 
 class Progress:
-    """How far a run is, and its newest numbers; nothing if quiet.
+    """Shows a run's progress and newest numbers; nothing if quiet.
 
     Args:
       config: the settings.
@@ -69,9 +69,9 @@ def report(
     Args:
       result: all but the report.
       task: the benchmark.
-      spending: what was spent.
-      final_name: what the last model was evaluated on, in words.
-      window: how many rounds the summary is the average of.
+      spending: the privacy cost.
+      final_name: the clients of the last evaluation, in words.
+      window: the number of rounds in the summary's average.
     """
     config, derived = result.config, result.derived
     rounds = result.rows[-1]["round"]

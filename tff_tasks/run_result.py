@@ -1,4 +1,4 @@
-"""What came of a run of a benchmark."""
+"""The result of a run of a benchmark."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from tff_tasks.config import RunConfig
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
       config: the settings.
-      derived: what followed from settings and data.
+      derived: numbers that follow from settings and data.
       rows: the table of rounds; row 0 is before training.
       final: metrics of the last model on the clients kept for the end, or on all of
         them where none were kept.
       summary: the benchmark's metric, averaged over the last rounds, a fifth of all or
         100.
-      epsilon: what was spent, or would be without a seed.
+      epsilon: of the run, or of the same run without a seed.
       private: whether there was noise and no seed.
       statement: the privacy statement.
       report: the report.
       weights: the trained weights.
-      directory: where the files are.
+      directory: of the files.
     """
 
     config: RunConfig

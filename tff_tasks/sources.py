@@ -13,7 +13,7 @@ Examples = dict[str, np.ndarray]
 
 
 class ClientSource(abc.ABC):
-    """The clients of one split and their raw examples.
+    """The clients of a split and their raw examples.
 
     Attributes:
       counts: the number of examples of each client, in sorted order of the clients.
@@ -33,16 +33,16 @@ class ClientSource(abc.ABC):
 
     @abc.abstractmethod
     def examples(self, client_id: str) -> Examples:
-        """The features of one client's examples, one row for each."""
+        """The features of a client's examples, one row for each."""
 
 
 class FileSource(ClientSource):
-    """One split of a SQLite file.
+    """A split of a SQLite file.
 
     Args:
       file: the file.
       split: the split's name.
-      features: what to read of each example.
+      features: the features to read of each example.
     """
 
     def __init__(

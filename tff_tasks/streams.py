@@ -1,4 +1,4 @@
-"""Named streams of randomness, all from one seed."""
+"""Named streams of randomness, all from the same seed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 
 def stream(seed: int | None, *place: str | int) -> np.random.Generator:
-    """A generator for one purpose and place, such as ("shuffle", round, client).
+    """A generator for a purpose and place, such as ("shuffle", round, client).
 
     A function of its arguments alone, so that a run that is resumed continues as it
     would have; streams of different places are independent.
 
     Args:
       seed: the run's seed; None for fresh entropy of the operating system.
-      place: what it is for.
+      place: the purpose and its numbers.
 
     >>> bool(stream(1, "noise", 2).random() == stream(1, "noise", 2).random())
     True

@@ -1,4 +1,4 @@
-"""What sweeps and the recipe share: runs as rows, and what is made of them."""
+"""The common part of sweeps and the recipe: runs as rows, and their summaries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tff_tasks.config import RunConfig
 
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 TABLE = "sweep.csv"
-#: What a sweep was asked to do, and what it chose.
+#: The settings and choices of a sweep.
 SETTINGS = "sweep.json"
 #: A loss of utility up to this share of the best is acceptable, in the paper.
 ACCEPTABLE_LOSS = 0.05
@@ -27,7 +27,7 @@ def numbers(text: str, name: str, allowed: Iterable[float] = ()) -> list[float]:
     """Numbers separated by commas.
 
     Raises:
-      ValueError: if they are none, or not among those allowed; names the flag.
+      ValueError: if a part is no number, or not among those allowed; names the flag.
     """
     try:
         values = [float(part) for part in text.split(",")]
@@ -44,13 +44,13 @@ def numbers(text: str, name: str, allowed: Iterable[float] = ()) -> list[float]:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One run.
+    """The settings of a run.
 
     Attributes:
       clipping: "none", "adaptive" or "fixed".
       level: the quantile, or the clip norm; 0 for none.
       noise_multiplier: z.
-      rate_factor: what the server learning rate is multiplied by.
+      rate_factor: the factor on the server learning rate.
       seed: the run's.
     """
 
@@ -88,7 +88,7 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What came of a run: a row of the table."""
+    """The result of a run: a row of the table."""
 
     clipping: str
     level: float
@@ -146,7 +146,7 @@ def finished(config: RunConfig) -> dict[str, Any] | None:
 
 
 def final_clients(eval_split: str) -> str:
-    """Whom the last model of a run was evaluated on, beside those it was chosen by.
+    """The clients that evaluated a run's last model, beside the choosing clients.
 
     >>> final_clients("validation")
     'clients not used before'
@@ -159,7 +159,7 @@ def final_clients(eval_split: str) -> str:
 def relative_loss(
     reference: float, value: float, higher_is_better: bool = True
 ) -> float:
-    """By which share of the reference a metric is worse; below 0 if it is better.
+    """The share of the reference by which a metric is worse; below 0 if better.
 
     >>> round(relative_loss(0.8, 0.76), 3), round(relative_loss(1.0, 1.1, False), 3)
     (0.05, 0.1)
@@ -216,7 +216,7 @@ def settled_norms(directory: pathlib.Path, quantile: float) -> list[float]:
 def bootstrap(
     values: Sequence[float], resamples: int = 10_000, level: float = 0.95
 ) -> dict[str, float]:
-    """The mean, and a bootstrapped interval of it.
+    """The mean, and a bootstrapped interval of the mean.
 
     >>> found = bootstrap([1.0, 2.0, 3.0])
     >>> found["mean"], 1.0 <= found["low"] < 2 < found["high"] <= 3.0
@@ -235,7 +235,7 @@ def bootstrap(
 
 
 def score(value: Any, higher_is_better: bool) -> float:
-    """A metric as files have it; a run that diverged is the worst there is."""
+    """A metric from the files; a run that diverged has the worst possible score."""
     if value is None or value == "inf" or not math.isfinite(value):
         return -math.inf if higher_is_better else math.inf
     return float(value)

@@ -1,4 +1,4 @@
-"""Grids of runs: what Figures 3 to 7 of the paper are made of.
+"""Grids of runs, from which Figures 3 to 7 of the paper are drawn.
 
     python -m tff_tasks.sweep --task=digits --run_flags="--engine=local"
     python -m tff_tasks.plots --sweeps=runs/sweep_digits
@@ -36,7 +36,7 @@ _RATE_FACTORS = "1,1.778,3.162,5.623,10"
 
 @dataclasses.dataclass(frozen=True)
 class SweepConfig:
-    """What to run."""
+    """The settings of a sweep."""
 
     task: str = settings.words("digits", "The benchmark.")
     output_dir: str = settings.words("", "Where results go. Default: runs/sweep_TASK.")
@@ -95,7 +95,7 @@ class SweepConfig:
             )
 
     def base(self) -> RunConfig:
-        """What all runs share."""
+        """The common settings of all runs."""
         return command.config_from(self.task, shlex.split(self.run_flags))
 
     def noise_levels(self) -> list[float]:
@@ -109,7 +109,7 @@ class Sweep:
     """Runs cells and keeps the table.
 
     Args:
-      config: what to run.
+      config: the settings.
     """
 
     def __init__(self, config: SweepConfig):
@@ -141,7 +141,7 @@ class Sweep:
 
     def measure(self, cell: studies.Cell) -> studies.Row:
         """A cell's result, from the files if it was run before."""
-        # Only now: it takes seconds.
+        # This import comes late, because it takes seconds.
         from tff_tasks import program
 
         config = cell.config(self.base, self.directory)
@@ -156,7 +156,7 @@ class Sweep:
             noise_multiplier=cell.noise_multiplier,
             rate_factor=cell.rate_factor,
             seed=cell.seed,
-            # A run that diverged is the worst there is, not a missing one.
+            # A run that diverged has the worst possible score, and is not missing.
             summary=studies.score(result["summary"], self.task.higher_is_better),
             final=studies.score(
                 result["final"][self.task.metric], self.task.higher_is_better
@@ -179,7 +179,7 @@ class Sweep:
         return row
 
     def _announce(self, expected: cost.Cost) -> None:
-        """Says what all runs will take, when it is known of the first."""
+        """Prints the estimated time of all runs, once the first run's time is known."""
         left = self.planned() - len(self.rows)
         total = progress.duration(left * expected.seconds)
         print(f"A run: {expected.lines()[0]}", *expected.lines()[1:], sep="\n")
@@ -213,7 +213,7 @@ class Sweep:
             self.config.server_rate_factors, "server_rate_factors"
         )
         if clipping == "none":
-            # The paper tunes it too, but around another value.
+            # The paper tunes this rate too, but around a different value.
             factors = [1.0]
         return [
             self.measure(studies.Cell(clipping, level, z, factor, seed))
@@ -259,7 +259,7 @@ class Sweep:
             low, high = studies.numbers(self.config.clip_range, "clip_range")
             return np.geomspace(low, high, self.config.fixed_clips).tolist()
         low, high = studies.discovered_range(adaptive, self.directory, self.better)
-        # Two digits name the norms; what runs is what is named.
+        # The names of the norms have two digits; the runs use the rounded norms.
         norms = np.geomspace(low, high, self.config.fixed_clips)
         return [float(f"{clip:.2g}") for clip in norms]
 

@@ -1,4 +1,4 @@
-"""What a benchmark is: data, preprocessing, a network, and the paper's settings."""
+"""The parts of a benchmark: data, preprocessing, a network, the paper's settings."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tff_tasks.sources import ClientSource, Examples, FileSource
 
 
 class SettingsError(ValueError):
-    """Settings do not fit the data, or what is installed."""
+    """Settings do not fit the data or the installed packages."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PaperSettings:
-    """How Andrew et al. (2021) ran a benchmark.
+    """The settings of a benchmark in Andrew et al. (2021).
 
     Attributes:
       rounds: T.
@@ -65,14 +65,14 @@ class PaperSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A setting of one benchmark.
+    """A setting of a benchmark.
 
     Attributes:
       paper: its value in the code of the paper's time.
-      later: its value in the code that came after.
-      text: what it is, for --help.
-      choices: what it may be; None for a whole number above 0, or a truth value.
-      ours: its default, where both codes did what we would not; None: as they did.
+      later: its value in the later code.
+      text: its description, for --help.
+      choices: the allowed values; None for a whole number above 0, or a truth value.
+      ours: its default here, where it differs from both codes; None: as in the code.
     """
 
     paper: Any
@@ -82,7 +82,7 @@ class Option:
     ours: Any = None
 
     def default(self, variant: str) -> Any:
-        """Its default in the "paper" variant or the "later" one."""
+        """The default in the "paper" variant or the "later" variant."""
         return getattr(self, variant) if self.ours is None else self.ours
 
     def setting(self) -> Setting:
@@ -115,7 +115,7 @@ CAP = Option(
 
 
 class Task(abc.ABC):
-    """One benchmark with its options settled.
+    """A benchmark with its options settled.
 
     Args:
       options: values by name; those of the paper where missing.
@@ -132,7 +132,7 @@ class Task(abc.ABC):
     metric: ClassVar[str]
     higher_is_better: ClassVar[bool] = True
     options: ClassVar[Mapping[str, Option]] = {}
-    #: The file, its splits by purpose, and what is read of an example.
+    #: The file, its splits by purpose, and the features read of an example.
     file_name: ClassVar[str | None] = None
     splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
     features: ClassVar[Mapping[str, Feature]] = {}
@@ -153,14 +153,14 @@ class Task(abc.ABC):
 
     @classmethod
     def option_defaults(cls, variant: str) -> dict[str, Any]:
-        """The options' values in the "paper" variant or the "later" one."""
+        """The options' values in the "paper" variant or the "later" variant."""
         return {name: o.default(variant) for name, o in cls.options.items()}
 
     def load(self, data_dir: str | None) -> dict[str, ClientSource]:
         """The splits, by purpose: "train", "test" and, where there is one, "heldout".
 
         Args:
-          data_dir: where the files are; not used for made-up data.
+          data_dir: the directory of the files; not used for made-up data.
 
         Raises:
           DataFileError: if a file is missing or malformed.
@@ -197,7 +197,7 @@ class Task(abc.ABC):
         """
 
     def to_model(self, *arrays) -> tuple[Any, Any]:
-        """Inputs and targets of the model from a batch of what `encode` returned."""
+        """Inputs and targets of the model from a batch of `encode`'s results."""
         inputs, targets = arrays
         return inputs, targets
 
@@ -219,7 +219,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def loss(self) -> tf.keras.losses.Loss:
-        """What clients minimise, beside the network's own regularisation."""
+        """The loss that clients minimise, beside the network's own regularisation."""
 
     @property
     def summed_loss(self) -> bool:
@@ -227,7 +227,7 @@ class Task(abc.ABC):
         return False
 
     def warnings(self) -> list[str]:
-        """What to know of settings that do not do what one would expect."""
+        """Warnings about settings with surprising effects."""
         return []
 
     @abc.abstractmethod

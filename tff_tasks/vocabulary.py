@@ -16,8 +16,8 @@ _CHARACTERS = (
     b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
     b"\n\r !\"#$%&'()*,-./:;?@[]_"
 )
-#: The 86 bytes that Shakespeare is written with, in the order of their codes. (The
-#: order is arbitrary: it names the rows of an embedding.)
+#: The 86 bytes of Shakespeare's texts, in the order of their codes. (The order is
+#: arbitrary: it numbers the rows of an embedding.)
 CHARACTERS = bytes(sorted(_CHARACTERS))
 
 #: Pads sequences. Known items have the numbers 1, 2, ...
@@ -28,7 +28,7 @@ PAD = 0
 class SequenceIds:
     """The numbers of a vocabulary of a language model.
 
-    0 pads; the items are 1 to `items`; then come one number for all unknown ones, the
+    0 pads; the items are 1 to `items`; then come a number for all unknown items, the
     beginning and the end of a sequence.
 
     >>> ids = SequenceIds(86)
@@ -40,7 +40,7 @@ class SequenceIds:
 
     @property
     def unknown(self) -> int:
-        """Stands for whatever is not in the vocabulary."""
+        """Stands for all items outside the vocabulary."""
         return self.items + 1
 
     @property
@@ -98,7 +98,8 @@ def load_tags(data_dir: str | pathlib.Path, size: int) -> list[str]:
     """The most frequent tags, most frequent first; ties in the order of the file.
 
     Args:
-      data_dir: where `stackoverflow.tag_count` is: one JSON object, tag to count.
+      data_dir: the directory of `stackoverflow.tag_count`, one JSON object, tag to
+        count.
       size: how many.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The entry point of every `py_test` in BUILD: runs pytest on the files it is given.
+"""The entry point of every `py_test` in BUILD: runs pytest on the given files.
 
 Bazel runs a test as a program, and a pytest file run as a program tests nothing.
 """

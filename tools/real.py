@@ -3,10 +3,10 @@ r"""Reruns the experiments on real data that docs/results/real/ reports.
     python -m tools.real --data_dir=DIR
     python -m tools.real --data_dir=DIR --form=long --only=gradient_symmetry
 
-DIR has what README.md in docs/results/real names, as it was published. The short form
-takes some ten minutes on two cores, and shows what there is rather than how things are.
-What the long form takes stands beside its runs (--dry_run). A run that ended well
-is not repeated; the others are, and go on where their program can.
+DIR has the published data that README.md in docs/results/real names. The short form
+takes some ten minutes on two cores, and tries every program on little data. The time of
+the long form stands beside its runs (--dry_run). A run that succeeded is not repeated;
+an unfinished run continues where its program can.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NEEDED = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What to rerun."""
+    """The runs to repeat."""
 
     data_dir: str | None = settings.words(
         None, f"Directory with {', '.join(_NEEDED)}.", good="data"
@@ -51,17 +51,17 @@ class Settings:
 
 
 def chosen(used: Settings) -> list[real_runs.Run]:
-    """The runs that the settings ask for, and those whose results they read.
+    """The runs that the settings ask for, and the runs whose results they read.
 
     Raises:
-      UsageError: if there is none of a name.
+      UsageError: if no run has a given name.
     """
     runs = [run for run in real_runs.RUNS if run.form == used.form]
     if used.only is None:
         return runs
     known = {run.name: run for run in runs}
     wanted = [name.strip() for name in used.only.split(",") if name.strip()]
-    # Those that others need are appended on the way.
+    # Runs whose results are read are appended on the way.
     for name in wanted:
         if name not in known:
             raise settings.UsageError(
@@ -76,7 +76,7 @@ def check_data(used: Settings, runs: list[real_runs.Run]) -> str:
     """The directory of the data, relative if it was given so.
 
     Raises:
-      UsageError: if something is missing, with what it is and where it is from.
+      UsageError: if data are missing; the message says which, and where they are from.
     """
     if used.data_dir is None:
         raise settings.UsageError(
@@ -95,7 +95,7 @@ def check_data(used: Settings, runs: list[real_runs.Run]) -> str:
 
 
 def rerun(used: Settings) -> str:
-    """Runs what did not end well before, one after the other, and says how it ended."""
+    """Runs the unfinished experiments in turn, and returns the outcome in words."""
     runs = chosen(used)
     if used.dry_run:
         place = f"{used.output_dir}/{used.form}"
@@ -169,7 +169,7 @@ def _run(run, data, directory) -> tuple[float | None, pathlib.Path]:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Ends a program and what it left behind."""
+    """Ends a program and its child processes."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -26,18 +26,18 @@ class Run:
 
     @property
     def needs(self) -> set[str]:
-        """What is read of the data."""
+        """The files and folders of the data that the run reads."""
         return set(re.findall(r"{data}/([\w.]+)", " ".join(self.lines)))
 
     @property
     def after(self) -> set[str]:
-        """The runs whose results it reads."""
+        """The runs whose results this run reads."""
         return set(re.findall(r"{all}/(\w+)", " ".join(self.lines)))
 
     def commands(self, data: str, out: str) -> list[str]:
         """The lines, filled in, for a shell."""
         places = {"data": data, "out": f"{out}/{self.name}", "all": out}
-        # A word of several has flags in it, which a program takes apart again.
+        # An argument of several words has flags in it, which a program splits again.
         quoted = {name: shlex.quote(place) for name, place in places.items()}
         return [
             shlex.join(

@@ -1,10 +1,10 @@
-"""What the documentation site has besides the pages in docs/: the API reference.
+"""The generated part of the documentation site: the API reference and links.
 
-`docs/conf.py` is a Sphinx configuration and asks for everything here. One page for
-each public package is made from its `__all__`, with each name's docstring; a public
-name, or a public method of one, that has no docstring is an error. Pages of the
-repository's root (CHANGELOG.md and others) are taken in with their links turned. In all
-pages, what is written `dpc.keras.DPSGD` becomes a link to the reference. Notebooks are
+`docs/conf.py` is a Sphinx configuration and calls the functions here. Each public
+package gets a page, made from its `__all__` and the docstrings of its names; a public
+name, or a public method of a public class, without a docstring is an error. Pages of
+the repository's root (CHANGELOG.md and others) are included with corrected links. In
+all pages, code such as `dpc.keras.DPSGD` becomes a link to the reference. Notebooks are
 read as pages in Markdown, with the outputs that their files hold.
 """
 
@@ -33,7 +33,7 @@ PACKAGES = {
     "gradients": "Per-example norms and clipped sums; rules for ops",
 }
 
-#: Pages of the repository's root that the site has, and what they are called there.
+#: Pages of the repository's root that the site has, and their names there.
 ROOT_PAGES = {
     "CHANGELOG.md": "changelog",
     "CONTRIBUTING.md": "contributing",
@@ -56,9 +56,10 @@ def public_names() -> dict[str, Any]:
 
 
 def homes() -> dict[str, str]:
-    """Where the reference documents each public name: names given twice have one home.
+    """The place where the reference documents each public name.
 
-    `tfdpclip.FixedClip` is documented as `tfdpclip.clipping.FixedClip`.
+    A name that is exported twice has a single place: `tfdpclip.FixedClip` is documented
+    as `tfdpclip.clipping.FixedClip`.
     """
     first: dict[int, str] = {}
     found = {}
@@ -82,11 +83,11 @@ def is_documented_here(value: Any) -> bool:
 def members(value: Any) -> list[str]:
     """The public methods and properties of a class that its reference shows.
 
-    Those that this library writes, inherited or not, but for what it overrides of Keras
-    or TensorFlow without another word.
+    They are those that this library writes, inherited or not, except overrides of Keras
+    or TensorFlow without a docstring.
 
     Raises:
-      ValueError: if one has no docstring.
+      ValueError: if a method or property has no docstring.
     """
     if not inspect.isclass(value) or issubclass(value, BaseException):
         return []
@@ -99,7 +100,7 @@ def members(value: Any) -> list[str]:
         is_code = isinstance(found, (property, classmethod, staticmethod))
         if not is_code and not inspect.isfunction(found):
             continue
-        # What means what it means in Keras or TensorFlow needs no words.
+        # Overrides that mean the same as in Keras or TensorFlow need no docstring.
         is_theirs = any(not _is_ours(owner) for owner in owners)
         if found.__doc__ or not is_theirs and inspect.getdoc(getattr(value, name)):
             shown.append(name)
@@ -116,10 +117,10 @@ def _is_ours(owner: type) -> bool:
 
 
 def reference_page(package: str) -> str:
-    """The reference of one public package, in reStructuredText.
+    """The reference of a public package, in reStructuredText.
 
     Raises:
-      ValueError: if a public name of it has no docstring.
+      ValueError: if a public name of the package has no docstring.
     """
     module = importlib.import_module(f"tfdpclip.{package}")
     title = f"dpc.{package}"
@@ -154,7 +155,7 @@ def _first_sentence(full: str, value: Any) -> str:
 
 
 def _directive(full: str, value: Any, before: list[type]) -> str:
-    """The directive that documents one name, but for what classes before it had."""
+    """The directive that documents a name, without members of earlier classes."""
     if not inspect.isclass(value):
         return f".. autofunction:: {full}\n"
     lines = [f".. autoclass:: {full}"]
@@ -173,14 +174,14 @@ def _directive(full: str, value: Any, before: list[type]) -> str:
 
 
 def _has_same(other: type, value: type, name: str) -> bool:
-    """Whether a class has the very same method or property as another."""
+    """Whether two classes have the very same method or property."""
     return inspect.getattr_static(other, name, None) is inspect.getattr_static(
         value, name
     )
 
 
 def overview_page() -> str:
-    """The reference's first page: the packages, and what stands at the top level."""
+    """The reference's first page: the packages, and the names of the top level."""
     top = importlib.import_module("tfdpclip")
     placed = homes()
     short = [
@@ -216,7 +217,7 @@ def write_pages(docs: pathlib.Path) -> None:
     for name, text in pages.items():
         path = docs / name
         path.parent.mkdir(exist_ok=True)
-        # What is as it was keeps its date, so that Sphinx reads only what changed.
+        # An unchanged file keeps its date, so that Sphinx reads only changed files.
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
 
@@ -249,7 +250,7 @@ def notebook_page(text: str) -> str:
 
 
 def find_home(text: str, placed: dict[str, str]) -> str | None:
-    """The home of what code in a page names, if it is a public name or a method of one.
+    """The home of the public name or method that code in a page names.
 
     >>> find_home("dpc.FixedClip(1.0)", homes())
     'tfdpclip.clipping.FixedClip'
@@ -331,7 +332,7 @@ def setup(app: Any) -> dict[str, Any]:
         return reference
 
     def name_role(role, rawtext, text, lineno, inliner, options=None, content=None):
-        """Single backticks of a docstring: a link where it is one name of ours."""
+        """Single backticks of a docstring: a link where the text is a public name."""
         literal = nodes.literal(rawtext, text)
         found = bare.get(text.removeprefix("dpc."), set())
         home = find_home(text, placed) or (next(iter(found)) if len(found) == 1 else "")
@@ -346,8 +347,8 @@ def setup(app: Any) -> dict[str, Any]:
                     literal.replace_self(link(literal, home))
 
     def process(app, what, name, value, options, lines):
-        # What Sphinx's own extension does, but that it would take the first words of a
-        # property's docstring for a type.
+        # As Sphinx's own extension, but without taking the first words of a property's
+        # docstring for a type.
         config = napoleon.Config(napoleon_numpy_docstring=False, napoleon_use_ivar=True)
         kind = "method" if what == "property" else what
         found = napoleon.GoogleDocstring(

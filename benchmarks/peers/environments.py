@@ -5,7 +5,7 @@
 creates them in runs/peers, or in the directory that the variable
 TFDPCLIP_PEER_ENVIRONMENTS names. PyTorch from the default index is its CUDA build,
 several gigabytes; with an index or a directory of CPU builds in pip's configuration
-(`extra-index-url`, `find-links`), or given by --find_links, pip takes that one.
+(`extra-index-url`, `find-links`), or given by --find_links, pip takes the CPU build.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def create(name: str, arguments: Sequence[str] = ()) -> None:
         ],
         check=True,
     )
-    # The scripts in it know where it was made, its Python does not.
+    # The environment's scripts know the path where it was made, its Python does not.
     shutil.rmtree(target, ignore_errors=True)
     partial.replace(target)
 

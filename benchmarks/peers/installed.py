@@ -1,4 +1,4 @@
-"""What is installed here: libraries with their versions, environments, the machine."""
+"""The installed libraries with their versions, the environments, and the machine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def python_of(framework: str) -> str | None:
 
 
 def how_to_create(framework: str) -> str:
-    """What to say where there is no environment."""
+    """The message where there is no environment."""
     return (
         f"skipped {framework}: it has no environment here. Create it with: "
         f"python -m benchmarks.peers.environments {framework}"

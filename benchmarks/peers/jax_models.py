@@ -203,8 +203,8 @@ def transformer6(new: Parameters) -> Callable:
     return transformer(new, 6)
 
 
-# What makes it, its parameters, the shape of an example, how many tokens (None for
-# floats), classes.
+# The function that makes the model, its parameters, the shape of an example, the number
+# of tokens (None for floats), classes.
 MODELS = {
     "mnist_cnn": (mnist_cnn, 26_010, (28, 28, 1), None, 10),
     "convnet": (convnet, 131_466, (32, 32, 3), None, 10),
@@ -222,7 +222,7 @@ def make(name: str) -> tuple[Callable, list[jax.Array]]:
 
     Raises:
       UnsupportedError: if there is no such model here.
-      ValueError: if it has not the size that it must have.
+      ValueError: if its number of parameters is wrong.
     """
     if name not in MODELS:
         raise UnsupportedError(f"there is no {name} in JAX here")

@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers.jax_step spec.json results.json
 
-from the root of the repository; `benchmarks.timing` says what the files hold.
+from the root of the repository; `benchmarks.timing` documents the files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchmarks import timing
 
 
 def makers(spec: timing.Spec) -> tuple[dict[str, Callable], int]:
-    """What makes a step, by variant, and the number of trained parameters."""
+    """The makers of steps, by variant, and the number of trained parameters."""
     # Only now: --help needs no environment.
     from benchmarks.peers import jax_variants
 

@@ -1,6 +1,6 @@
 """Steps of jax_privacy and of JAX; needs an environment with it.
 
-All steps are compiled, the plain one too, as one does in JAX.
+All steps are compiled, the plain step too, as is usual in JAX.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import optax
 from benchmarks.peers import jax_models
 from benchmarks.timing import Spec, UnsupportedError
 
-# The variants and their microbatches: all at once, or so many examples after another.
+# The variants and their microbatches: all examples at once, or so many at a time.
 MICROBATCHES = {"jax_vmap": None, "jax_microbatch8": 8, "jax_microbatch1": 1}
 
 
@@ -74,7 +74,7 @@ def step_of(spec: Spec, variant: str) -> Callable[[], None]:
 
 
 def makers(spec: Spec) -> tuple[dict[str, Callable], int]:
-    """What makes a step, by variant, and the number of trained parameters."""
+    """The makers of steps, by variant, and the number of trained parameters."""
     _, parameters = jax_models.make(spec.model)
     made = {name: lambda name=name: step_of(spec, name) for name in spec.variants}
     return made, sum(value.size for value in parameters)

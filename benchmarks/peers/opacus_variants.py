@@ -47,7 +47,7 @@ def step_of(spec: Spec, variant: str) -> Callable[[], None]:
     loss = nn.CrossEntropyLoss()
     model.train()
     if variant != "plain":
-        # The loader tells the engine the batch size; it is not iterated over.
+        # The loader gives the engine the batch size; nothing iterates over it.
         data = torch.utils.data.TensorDataset(x, y)
         made = PrivacyEngine().make_private(
             module=model,
@@ -75,7 +75,7 @@ def step_of(spec: Spec, variant: str) -> Callable[[], None]:
 
 
 def makers(spec: Spec) -> tuple[dict[str, Callable], int]:
-    """What makes a step, by variant, and the number of trained parameters."""
+    """The makers of steps, by variant, and the number of trained parameters."""
     model = torch_models.make(spec.model, PLAIN)
     count = sum(part.numel() for part in model.parameters() if part.requires_grad)
     made = {name: lambda name=name: step_of(spec, name) for name in spec.variants}

@@ -182,8 +182,8 @@ def vit_tiny_film(layers) -> nn.Module:
     return model
 
 
-# What makes it, all its parameters, the shape of an example, and how many tokens or
-# None for floats; classes.
+# The function that makes the model, all its parameters, the shape of an example, the
+# number of tokens or None for floats; classes.
 MODELS = {
     "mnist_cnn": (mnist_cnn, 26_010, (1, 28, 28), None, 10),
     "convnet": (convnet, 131_466, (3, 32, 32), None, 10),
@@ -208,7 +208,7 @@ def make(name: str, layers: dict[str, type]) -> nn.Module:
 
     Raises:
       UnsupportedError: if there is no such model here.
-      ValueError: if it has not the size that it must have.
+      ValueError: if its number of parameters is wrong.
     """
     if name not in MODELS:
         raise UnsupportedError(f"there is no {name} in PyTorch")

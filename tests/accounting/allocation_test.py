@@ -1,4 +1,4 @@
-"""Random allocation: an upper bound, and a close one, by other ways to work it out."""
+"""Random allocation: an upper bound and a close bound, by independent computations."""
 
 import itertools
 import math
@@ -51,7 +51,8 @@ def test_an_epoch_of_one_step_is_a_gaussian():
         exact = _profiles.gaussian(1 / z, eps)
         for profile in _allocation.profiles(z, 1, 1)[:2]:
             found = profile(eps)
-            # By less than what compositions take off for rounding.
+            # The error is smaller than the amount that compositions subtract for
+            # rounding.
             assert np.all(found >= exact - 1e-15)
             np.testing.assert_allclose(found, exact, rtol=1e-2, atol=1e-13)
 
@@ -98,7 +99,7 @@ _SETTINGS = [
 
 @pytest.mark.parametrize("steps, z, epochs", _SETTINGS)
 def test_no_attack_does_better(steps, z, epochs):
-    # Two tests of what was released: its sum, and its largest coordinate.
+    # Two tests on the releases: their sum, and their largest coordinate.
     found = _epsilon(steps, z, epochs)
     total = gdp.gdp_epsilon(math.sqrt(epochs / steps) / z, _DELTA)
 
@@ -122,7 +123,7 @@ def test_no_attack_does_better(steps, z, epochs):
 
 
 def test_three_epochs_of_a_thousand_steps_cost_more_than_was_thought():
-    # 3.129 has been said of them. The largest coordinate alone refutes it.
+    # An epsilon of 3.129 has been stated for them. The largest coordinate refutes it.
     limit, z = 6.0, 0.5
     with_record = -math.expm1(
         3 * special.log_ndtr(limit - 1 / z) + 2997 * special.log_ndtr(limit)
@@ -244,7 +245,7 @@ def test_epsilon_grows_with_every_step_of_an_epoch():
     scheme = sampling.RandomAllocation(8)
     spent = [accounting.epsilon(1.0, count, scheme, _DELTA) for count in range(1, 18)]
     assert np.all(np.diff(spent) > 0)
-    # Of one step of an epoch, chance is that of Poisson sampling.
+    # For a single step of an epoch, the chance is that of Poisson sampling.
     poisson = accounting.epsilon(1.0, 1, sampling.Poisson(1 / 8), _DELTA)
     assert spent[0] == pytest.approx(poisson, rel=2e-3)
     assert spent[0] >= poisson
@@ -266,7 +267,7 @@ def test_other_steps_of_the_same_run_are_added_up():
 
 
 def test_steps_that_follow_what_was_released_are_bounded_too():
-    # The second step is as long as it may be only where the first had a large outcome.
+    # The second step has its full length only where the first had a large outcome.
     z, size = 1.0, 1201
     places = np.linspace(-9, 9, size)
     first, second = np.meshgrid(places, places, indexing="ij")
@@ -286,7 +287,7 @@ def test_steps_that_follow_what_was_released_are_bounded_too():
 
 
 def test_cut_steps_are_bounded():
-    # Two others, which pull the other way, in two steps with room for one record.
+    # Two further records, of the opposite sign, in two steps with room for one record.
     z, places = 1.5, np.linspace(-14, 14, 561)
     cell = (places[1] - places[0]) ** 2
 

@@ -1,4 +1,4 @@
-"""No attack exceeds what a statement says, and the bounds are met where they can be."""
+"""No attack exceeds the statement's bounds, and some attacks meet them."""
 
 import json
 import math
@@ -124,7 +124,7 @@ def test_a_vocabulary_adds_its_delta_to_what_attacks_find():
     rates = np.array(_RATES)
     best = (1 - t) * stats.norm.sf(stats.norm.isf(rates) - 1 / z) + t
     assert np.all(found.true_positive_rates >= best)
-    # The reverse: what a test says of the data without the record is mixed.
+    # The reverse: the test's result on the data without the record is mixed.
     reverse = stats.norm.sf(stats.norm.isf(np.minimum(1, rates / (1 - t))) - 1 / z)
     assert np.all(found.true_positive_rates >= reverse)
     slope = np.exp(stats.norm.isf(rates) / z)
@@ -189,7 +189,7 @@ def test_the_curves_of_both_directions_mirror_each_other(name):
     one, other = _pld._compose(events.leaves(_EVENTS[name])).orders
     rates = np.linspace(0.001, 0.95, 40)
     mirrored = 1 - other.power(1 - one.power(rates))
-    # Both are upper bounds, so the second one finds no fewer.
+    # Both are upper bounds, so the second bound is not larger.
     assert np.all(mirrored <= rates + 1e-9)
     np.testing.assert_allclose(mirrored, rates, atol=1e-3)
     cross = optimize.brentq(

@@ -328,7 +328,7 @@ class TestCohort:
 @pytest.mark.parametrize("rate, steps", [(1e-3, 1), (0.02, 1000), (0.5, 30)])
 @pytest.mark.parametrize("noise", [0.4, 1.0, 6.0])
 def test_no_order_that_was_left_out_bounds_closer(noise, rate, steps, delta):
-    """Few orders are looked at; what all of them give is the same number."""
+    """The search over a few orders finds the epsilon of the search over all orders."""
     gaussian = dp_accounting.GaussianDpEvent(noise)
     leaves = {
         dp_accounting.PoissonSampledDpEvent(rate, gaussian): steps,
@@ -340,7 +340,7 @@ def test_no_order_that_was_left_out_bounds_closer(noise, rate, steps, delta):
 
 
 def test_noise_is_found_beside_what_has_been_spent():
-    """The least with which the steps that ran and those to come fit the budget."""
+    """The least noise with which past and future steps together fit the budget."""
     before = sampling.Poisson(0.05).event(1.5, 40)
     scheme = sampling.Poisson(0.1)
     for accountant in ("pld", "rdp"):

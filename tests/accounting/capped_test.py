@@ -1,6 +1,6 @@
-"""Examples of a person, drawn one by one: profiles against integrals of densities.
+"""Examples of a person, drawn independently: profiles against integrals of densities.
 
-Densities and compositions are worked out here, on grids of their own.
+Densities and compositions are computed here, on separate grids.
 """
 
 import itertools
@@ -83,7 +83,7 @@ class TestOneStep:
             assert less >= delta or spent < 1e-3
 
     def test_both_directions_count(self):
-        # Of one of them alone, half of the time the other would be larger.
+        # The neighbours go in both directions; half of the time the second is larger.
         remove, add, _ = _profiles.mixture(1.0, 0.9, 4)
         epsilons = np.array([0.1, 4.0])
         assert (remove(epsilons) != add(epsilons)).all()
@@ -192,7 +192,7 @@ class TestAgainstOthers:
         spent = [_epsilon(CappedPoisson(0.01, k), 1.5, 100) for k in (1, 2, 3, 8, 30)]
         assert spent == sorted(spent)
         assert len(set(spent)) == len(spent)
-        # Never more than if all of them entered together whenever one does.
+        # The cost is at most that of entering with all examples whenever any enters.
         any_of_8 = Poisson(1 - 0.99**8)
         assert spent[3] < accounting.epsilon(1.5 / 8, 100, any_of_8, 1e-6)
 
@@ -213,7 +213,8 @@ class TestAgainstOthers:
     @pytest.mark.slow
     @pytest.mark.parametrize("k", [20, 300])
     def test_many_examples_of_a_person(self, k):
-        # Those who hardly ever enter are cut off, on the safe side.
+        # Numbers of entering examples that are very unlikely are cut off, on the safe
+        # side.
         rate, z = 2 / k, 3.0
         for epsilon in (0.5, 2.0):
             exact = _integrated(k, rate, z, epsilon).max()

@@ -24,7 +24,7 @@ class TestCentralLimitFactor:
                 mpmath.exp(x * x) * mpmath.ncdf(1.5 * x) + 3 * mpmath.ncdf(-x / 2) - 2
             )
             expected = float(mpmath.log(squared) / 2)
-        # Relative accuracy of h itself, hence absolute of its logarithm.
+        # The accuracy is relative in h, hence absolute in its logarithm.
         assert accounting.subsampled_gdp_log_h(sigma) == pytest.approx(
             expected, rel=1e-13, abs=1e-13
         )
@@ -127,7 +127,8 @@ class TestNoiseSplit:
         rule = rule.bind([f"v{k}" for k in range(groups)])
         for m in np.array([2.1, 5, 9.9, 10.1, 14, 14.2, 20, 100]) * z * groups**0.5:
             stddevs = accounting.count_stddevs(rule, m, z)
-            # As ever where the sum keeps half, and else what leaves it half.
+            # The usual stddev where the sum keeps half, else the stddev that leaves it
+            # half.
             least = z * math.sqrt(groups / 2)
             assert stddevs == pytest.approx((max(m / 20, least),) * groups, rel=1e-12)
             if m / 20 >= least:
@@ -141,7 +142,7 @@ class TestNoiseSplit:
         chosen = QuantileClip(count_stddev=1.0)
         rule = LayerwiseClip([chosen, QuantileClip(), 0.5], groups="variable")
         rule = rule.bind(["a", "b", "c"])
-        # 1/4 of z^-2 is taken: the other count gets half of 3/4.
+        # 1/4 of z^-2 is taken: the second count gets half of 3/4.
         found = accounting.count_stddevs(rule, 8, 1.0)
         assert found == pytest.approx((1.0, 0.5 / math.sqrt(0.375)), rel=1e-12)
         assert accounting.count_stddevs(rule, 100, 1.0) == (1.0, 5.0)
@@ -182,7 +183,7 @@ class TestNoiseSplit:
         message = str(info.value)
         assert "above 0.15" in message
         assert "from 4 records per step" in message
-        # What it says works, and one less does not.
+        # The suggested number of records works, and the next smaller number does not.
         assert accounting.split_noise_multiplier(0.3, [4 / 20]) > 0
         with pytest.raises(ValueError):
             accounting.split_noise_multiplier(0.3, [3 / 20])

@@ -107,8 +107,8 @@ def test_people(capsys):
                 "times that of people": z / clipped / found["people"],
             }.items():
                 assert float(row[name]) == pytest.approx(value, rel=1e-3), name
-    # One example each is the same either way; of several, an example is drawn with
-    # less noise, but has the larger norm.
+    # Persons with one example cost the same either way; with several examples, an
+    # example is drawn with less noise, but has the larger norm.
     assert float(rows[1]["times that of people"]) == 1
     assert float(rows[3]["times that of people"]) < 1
     for part in ("delta: 1e-06", "unit clipped: person", "at most 40 examples",
@@ -257,10 +257,10 @@ _VALUES = {
 
 
 class _Asked:
-    """What a command asks of the accountants: a word for each different question.
+    """Replaces the accountants by hashes of their questions.
 
-    Two questions that no accountant can tell apart get the same word, so that an answer
-    changes if and only if what is accounted for does.
+    Two questions that no accountant can tell apart get the same hash, so the answer
+    changes if and only if the accounted mechanism does.
     """
 
     def __init__(self, monkeypatch, capsys):
@@ -276,7 +276,7 @@ class _Asked:
     @staticmethod
     def _number(scheme, z, steps, unit, sensitivity, *rest):
         event = scheme.event(z, steps, unit=unit, sensitivity=sensitivity)
-        # Zero is no answer, and below 10^6 a float prints it whole.
+        # Zero would be no answer, and below 10^6 a float prints all digits.
         return 1 + zlib.crc32(repr((event, rest)).encode()) % 899_999
 
     def _epsilon(self, z, steps, sampling, *, unit, sensitivity, **rest):
@@ -302,15 +302,15 @@ class _Asked:
         return command.accounting.CohortPlan(clients, z, 1.0, z, float(found), *told)
 
     def __call__(self, question, flags):
-        """What a command answers, and its plots; None where it is refused."""
+        """The command's answer and its plots; None if it refuses the flags."""
         key = question, *sorted(flags.items())
         if key not in self._answers:
             self._plots.clear()
             words = [f"--{name}={value}" for name, value in flags.items()]
             try:
                 text = _run(self._capsys, question, *words)
-                # What is below the table repeats what was asked; but the unit is part
-                # of the answer, also where each unit costs the same.
+                # The text below the table repeats the flags; but the unit is part of
+                # the answer, even where each unit costs the same.
                 unit = re.search("unit clipped: .*", text)[0]
                 table = text.split("\n\n")[0]
                 self._answers[key] = table, unit, tuple(self._plots)
@@ -323,7 +323,7 @@ class _Asked:
 @pytest.mark.parametrize("question", sorted(_ANSWERED))
 @pytest.mark.thinned(5)
 def test_every_flag_changes_the_answer_or_is_refused(question, monkeypatch, capsys):
-    """In whole commands, to which any two flags are added, or whose values change."""
+    """Whole commands, to which any two flags are added, or whose values change."""
     assert set(_VALUES) == set(command._FLAGS)
     asked, answered = _Asked(monkeypatch, capsys), 0
     for base in _ANSWERED[question]:
@@ -375,7 +375,7 @@ def test_a_flag_that_is_given_twice_is_refused(capsys):
 
 
 def test_a_rate_does_not_hide_a_batch_size(capsys):
-    """It once did: 2.85 was printed, and 15.6 true of the batch size."""
+    """An earlier version printed 2.85; the batch size had 15.6."""
     with pytest.raises(SystemExit):
         _run(capsys, "epsilon", "--noise_multiplier=1", "--steps=1000", "--rate=0.01",
              "--batch_size=5000", "--population=60000")  # fmt: skip
@@ -399,7 +399,7 @@ def test_runs_as_a_module():
 
 
 def test_accounting_imports_little_beyond_dp_accounting():
-    # Which takes 0.4 s by itself.
+    # dp_accounting alone takes 0.4 s to import.
     code = (
         "import sys, dp_accounting, absl.app, absl.flags\n"
         "before = set(sys.modules)\n"

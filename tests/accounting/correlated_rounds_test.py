@@ -23,7 +23,7 @@ _NAMES = itertools.count(1)
 
 
 def state_of(step, before=(0, 0), run=NOISE):
-    """What a round leaves, as `split_noise` and the aggregators have it."""
+    """The state after a round, in the form of `split_noise` and the aggregators."""
     noise = dict(step=step, ticket=(next(_NAMES), 0), before=before, kept=[[0.0]])
     noise["run"] = run.digest
     return {"own": {"round": 9}, "correlated_noise": noise}
@@ -57,7 +57,7 @@ def runs_of(budget):
 def test_rounds_in_order_are_one_matrix_and_then_another():
     budget = budget_of()
     state, cohorts = run(budget, state_of(0), 4)
-    # The cohorts are the scheme's: nobody comes again within four rounds.
+    # The cohorts are the scheme's: no client comes again within four rounds.
     assert len({c for cohort in cohorts for c in cohort}) == 20
     expected = accounting.correlated_event(
         NOISE.matrix, 1.0, 4, FIXED, horizon=6, unit="client"
@@ -88,7 +88,7 @@ def test_a_state_that_is_not_next_is_refused(which):
     with pytest.raises(error, match="state"), budget.round(wrong):
         pytest.fail("the noise of a round was used twice")
     assert runs_of(budget) == [3]
-    # What is right goes on.
+    # The right state goes on.
     run(budget, state, 1)
     assert runs_of(budget) == [4]
 
@@ -127,7 +127,7 @@ def test_restored_noise_goes_on_where_the_ledger_is(tmp_path):
     for continued in (3, 5):
         with pytest.raises(PrivacyMismatchError, match="never used again"):
             budget_of(ledger=path, continued=continued)
-    # Without it another matrix begins, and a state of the first is refused.
+    # Without `continued` a new matrix begins, and a state of the first is refused.
     fresh = budget_of(ledger=path)
     with pytest.raises(PrivacyMismatchError, match="continued"), fresh.round(state):
         pytest.fail("restored noise without its ledger")
@@ -210,7 +210,7 @@ def test_noise_goes_on_only_with_the_same_clients_in_the_same_order(tmp_path, id
     run(budget_of(ledger=path), state_of(0), 3)
     with pytest.raises(PrivacyMismatchError, match="a different order"):
         budget_of(cohorts=FIXED.cohorts(ids), ledger=path, continued=3)
-    # Another matrix may have other clients.
+    # A new matrix may have different clients.
     again = budget_of(cohorts=FIXED.cohorts(ids), ledger=path)
     run(again, state_of(0), 1)
     assert runs_of(again) == [3, 1]
@@ -240,7 +240,7 @@ def test_two_budgets_of_one_ledger_do_not_take_turns():
         with budget.round(state):
             pytest.fail("the rounds of one matrix were counted in the run of another")
     assert runs_of(other) == [1, 1]
-    # Nor may it happen within a round.
+    # A second budget within a round is refused as well.
     with other.round(state_of(0)):
         budget_of(ledger=budget.ledger)
     with pytest.raises(PrivacyMismatchError, match="a second budget"):

@@ -1,4 +1,4 @@
-"""What correlated noise costs is what its matrix and the scheme say together."""
+"""The cost of correlated noise follows from its matrix and the scheme together."""
 
 import json
 import math
@@ -36,7 +36,7 @@ class TestEvent:
             assert grouped == dp_accounting.GaussianDpEvent(1.5)
 
     def test_independent_noise_costs_what_it_does_without_a_matrix(self):
-        """Noise of z on either: one has it as z / s(I) times s(I)."""
+        """Both have noise z: the matrix has it as z / s(I) times s(I)."""
         z, steps = 1.3, 90
         once = correlated.Independent().sensitivity(steps, _FIXED)
         event = accounting.correlated_event(
@@ -160,10 +160,10 @@ class TestAgainstTheDefinition:
         "matrix", [correlated.SquareRootToeplitz(3), _BUFFERED, _BANDED]
     )
     def test_a_clip_and_a_record_that_adapt_are_seen_no_better(self, matrix, turns):
-        """The likelihoods of a run under both neighbours, from what it released.
+        """The likelihoods of a run under both neighbours, from its releases.
 
-        The clip follows the releases, and so do the other records. The record is as
-        long as it may be whenever it takes part; where it turns, its sign follows the
+        The clip follows the releases, and so do the remaining records. The record has
+        its full length whenever it takes part; where it turns, its sign follows the
         releases, too.
         """
         steps, z, runs = 7, 1.1, 100_000
@@ -175,7 +175,7 @@ class TestAgainstTheDefinition:
         noise = scale * rng.normal(size=(runs, steps)) @ noising.T
 
         def stream(released, present):
-            """x of every step, by what was released before it."""
+            """x of every step, given the earlier releases."""
             clip, before = np.ones(runs), np.zeros(runs)
             for step in range(steps):
                 others = sum(np.clip(k * before, -clip, clip) for k in (1, -2, 3))
@@ -207,7 +207,8 @@ class TestAgainstTheDefinition:
         """Two turns of a banded matrix, on a grid: E_gamma of the mixtures.
 
         Group 0 of two: steps 0 and 2 of four. With two bands the turns are two blocks
-        of rows, each a mixture of a Gaussian and the same one moved along a column.
+        of rows, each a mixture of a Gaussian and the same Gaussian moved along a
+        column.
         """
         matrix, z, rate = correlated.SquareRootToeplitz(2), 0.9, 0.25
         scheme = sampling.CyclicPoisson(100, rate=rate / 2, separation=2)

@@ -1,4 +1,4 @@
-"""The ledger: what ran is what is stated, whatever happened on the way."""
+"""The ledger states the steps that ran, through failures and restarts."""
 
 import json
 import math
@@ -105,7 +105,7 @@ class TestCounting:
         ledger.record(3)
         ledger.reserve(2)
         again = Ledger.load(ledger.path)
-        # What was reserved counts as run, by the one that reserved it.
+        # Reserved steps count as run, by their holder.
         assert again.counted == {"a": 5, "b": 5}
         assert again.steps == 10
 
@@ -212,7 +212,7 @@ class TestFiles:
         _ledger(path, steps=3)
         content = json.loads(path.read_text())
         spoil(content)
-        # With the checksum that it then has: each check must find it by itself.
+        # The checksum is removed, so that each check must find the fault.
         del content["checksum"]
         path.write_text(_sealed.to_text(content))
         with pytest.raises(ValueError, match="not a privacy ledger"):
@@ -323,7 +323,7 @@ def test_a_ledger_survives_as_values_in_another_file(tmp_path):
     ledger.reserve(2)
     content = json.loads(json.dumps(ledger.to_dict()))
     again = Ledger.from_dict(content)
-    # What was begun counts, and the copy keeps no file.
+    # Steps that were begun count, and the copy keeps no file.
     assert again.steps == 7 and again.path is None
     assert again.statement().not_private
     again.record(4)

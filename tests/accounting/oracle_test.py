@@ -1,4 +1,4 @@
-"""Independently computed cases: papers recomputed, other libraries, closed forms."""
+"""Independently computed cases: papers recomputed, peer libraries, closed forms."""
 
 import inspect
 import itertools
@@ -94,7 +94,7 @@ def test_table_1_in_the_papers_convention(case):
 @pytest.mark.thinned(3)
 @_cases("001/table1_strict/")
 def test_table_1_in_the_strict_reading(case):
-    # The case states the halved multiplier; the library halves it itself.
+    # The case states the halved multiplier; the library halves it by its own rule.
     inputs = {**case["inputs"]}
     inputs["noise_multiplier"] *= 2
     _check(case, epsilon_wor_rdp=_fixed_size_rdp(inputs, None))

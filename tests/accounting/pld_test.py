@@ -60,7 +60,7 @@ def _one_step(scheme, unit_sensitivity=None):
 
 
 def _assert_bounds(distribution, pairs):
-    """The distribution bounds every pair both ways; returns how tight it gets."""
+    """The distribution bounds every pair both ways; returns the tightest ratios."""
     tightest = {}
     bounds = [distribution.delta(epsilon) for epsilon in _EPSILONS]
     for p, q in pairs:
@@ -91,7 +91,8 @@ class TestTruncatedPoisson:
         _assert_bounds(_one_step(scheme), pairs)
 
     def test_ignoring_the_cut_would_be_wrong(self):
-        # All others are -1 and the newcomer +1: in a full batch, it displaces one.
+        # Three records are -1 and the newcomer +1: in a full batch, it displaces a
+        # record.
         p = _density(_poisson_sums([-1, -1, -1, 1], 0.6, 2))
         q = _density(_poisson_sums([-1, -1, -1], 0.6, 2))
         ideal = _one_step(sampling.Poisson(0.6))
@@ -249,7 +250,7 @@ class TestPoisson:
 
 
 class TestLosses:
-    """Of any masses, beside those of `dp_accounting`."""
+    """For arbitrary masses, compared with `dp_accounting`."""
 
     CASES = {
         "usual": (1e-3, -300, 900, 1e-9),
@@ -323,7 +324,7 @@ class TestRounding:
     @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9, 1e-10])
     def test_never_below_the_truth(self, steps, z, delta):
         gaussian = dp_accounting.GaussianDpEvent(float(z))
-        # A certain Poisson draw, but kept from being recognised as one.
+        # A certain Poisson draw, in a form that is not recognised as certain.
         event = dp_accounting.PoissonSampledDpEvent(1 - 1e-15, gaussian)
         truth = accounting.gdp_epsilon(math.sqrt(steps) / z, delta)
         numerical = _pld.epsilon({event: steps}, delta)

@@ -1,4 +1,4 @@
-"""Federated rounds cannot exceed their budget or draw another way than accounted."""
+"""Federated rounds cannot exceed their budget or differ from the accounted sampling."""
 
 import math
 

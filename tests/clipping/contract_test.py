@@ -34,7 +34,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 schedules = tf.keras.optimizers.schedules
 NAMES = ["one/kernel", "one/bias", "two/kernel"]
 
-# A rule has its entry here: the ways in which to set it up that differ.
+# For each rule, its different settings. Every new rule needs an entry here.
 RULES: dict[str, list[ClipRule]] = {
     "FixedClip": [
         FixedClip(0.5),
@@ -98,7 +98,7 @@ def test_every_rule_of_the_library_has_a_public_name():
         if isinstance(kind := getattr(dpc.clipping, name), type)
         and issubclass(kind, ClipRule)
     }
-    # What they are made of.
+    # The two base classes are no rules.
     assert rules_of_the_library() == public - {"ClipRule", "GroupedRule"}
     for name in rules_of_the_library():
         assert name in dpc.__all__ and getattr(dpc, name) is getattr(dpc.clipping, name)
@@ -113,14 +113,14 @@ def test_a_rule_of_the_library_keeps_the_contract(rule):
     assert report.states > 0 and str(report.records) in str(report)
 
 
-# Rules that break it.
+# Rules that break the contract.
 
 _frozen = dataclasses.dataclass(frozen=True, eq=False, repr=False)
 
 
 @_frozen
 class _Base(ClipRule):
-    """A sound rule, for others to break."""
+    """A sound rule, whose subclasses break the contract."""
 
     norm: float = 1.0
 
@@ -144,7 +144,7 @@ class _Small(_Base):
 
 @_frozen
 class _Counting(_Base):
-    """A sound rule with one count."""
+    """A sound rule with a single count."""
 
     def count_stddevs(self, records_per_step, private=True):
         return (5.0,)
@@ -181,7 +181,7 @@ def _nan_kept(self, norms, state):
 
 
 def _shared_among_the_batch(self, norms, state):
-    # Every record is bounded; who else is there shows in its weight.
+    # Every record is bounded, but its weight depends on the rest of the batch.
     count = tf.cast(tf.math.count_nonzero(norms > 1e9), norms.dtype)
     return _Base.weights(self, norms, state) / (1 + count)
 
@@ -302,7 +302,7 @@ UNBOUNDED = {
 
 
 def broken(base, method, replacement, module="tests.broken"):
-    """A registered rule that differs from a sound one in one method."""
+    """A registered rule that differs from a sound rule in one method."""
     body = {method: replacement, "__module__": module}
     kind = type("BrokenRule", (base,), body)
     return register_rule(_frozen(kind))()
@@ -391,7 +391,7 @@ def test_the_engine_refuses_it_as_well():
 
 
 def lists_rules(line):
-    """Whether a line of code asks which rule it has."""
+    """Whether a line of code tests for the class of a rule."""
     names = "|".join([*RULES, "GroupedRule"])
     asks = r"(isinstance|issubclass)\(|\btype\(\w+\) (not )?(in|is|==)"
     return bool(re.search(rf"({asks}).*\b({names})\b", line))
@@ -426,7 +426,7 @@ def test_a_rule_is_tried_once(monkeypatch):
         as_rule(FixedClip(1.0))
 
 
-# What is no leak of one step, and yet breaks the contract: for the assertion alone.
+# Rules that do not leak in a step, and yet break the contract, for the assertion.
 
 
 def _drawn(self, norms, state):

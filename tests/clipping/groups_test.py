@@ -1,4 +1,4 @@
-"""Which variable belongs to which group, and what is refused."""
+"""The groups of the variables, and the refused groupings."""
 
 import itertools
 import json

@@ -155,12 +155,12 @@ def test_a_rule_is_not_equal_to_one_with_another_setting(rule):
 @pytest.mark.parametrize("name", BASES)
 @pytest.mark.parametrize("allocation", ["per_layer", "joint"])
 def test_one_rule_for_all_groups_is_the_same_as_one_for_each(name, allocation):
-    """The fast path in one operation against the general one."""
+    """The fast path in a single operation against the general path."""
     base = BASES[name]
     fast = LayerwiseClip(base, allocation=allocation).bind(NAMES)
 
     class Other(type(base)):
-        """Not one of the rules that are treated in one operation."""
+        """A class that the fast path does not know."""
 
     slow = LayerwiseClip(
         [Other(**base.get_config())] * GROUPS, allocation=allocation
@@ -206,7 +206,7 @@ def test_per_layer_and_joint_noise_of_the_paper():
 
 
 def test_two_layers_of_the_paper():
-    """[3, 4] and [0.3, 0.4] clipped to 1 and 0.25, by hand; flat clipping beside it."""
+    """[3, 4] and [0.3, 0.4] clipped to 1 and 0.25, by hand, and by flat clipping."""
     rule = LayerwiseClip([1.0, 0.25]).bind(["a/w", "b/w"])
     weights = rule.weights(tf.constant([[5.0, 0.5]]), rule.initial_state()).numpy()[0]
     np.testing.assert_allclose(weights[0] * np.array([3, 4]), [0.6, 0.8], rtol=1e-6)
@@ -346,7 +346,7 @@ def test_a_schedule_of_the_quantile_moves_by_the_step():
 
 
 class Leaves(schedules.LearningRateSchedule):
-    """1 at step 0 and a value after it. (Piecewise, Keras 3 would multiply both.)"""
+    """1 at step 0 and a value after it. (Keras 3 would multiply both if piecewise.)"""
 
     def __init__(self, value):
         self.value = value
@@ -447,7 +447,7 @@ def test_a_number_of_groups_takes_norms_by_layer():
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("size", [1e-38, 1e-30, 1e-22, 3e-20, 1e-19, 1e15, 1e25])
 def test_scaled_norms_whose_squares_are_no_float32_are_bounded(size):
-    # In float32 the norm of (3e-20, 3e-20) is 0, or that of one of them.
+    # In float32 the norm of (3e-20, 3e-20) is 0, or the norm of a single entry.
     multipliers = {"a": 1.0, "b": 0.9, "c": 1.1}
     rule = ScaledClip(multipliers, AutomaticClip(0.0)).bind(NAMES)
     state = rule.initial_state()

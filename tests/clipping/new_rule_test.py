@@ -1,4 +1,4 @@
-"""A clip rule that the library has never seen takes one class, and goes everywhere."""
+"""A clip rule that is new to the library needs a single class, and works everywhere."""
 
 from __future__ import annotations
 

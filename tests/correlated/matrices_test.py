@@ -1,4 +1,4 @@
-"""C, its inverse, its stream: one matrix; and its error is the published one."""
+"""C, its inverse and its stream agree; and the error is the published error."""
 
 import json
 import math
@@ -31,7 +31,7 @@ TOEPLITZ = [m for m in MATRICES if isinstance(m, correlated.ToeplitzMatrix)]
 
 
 def streamed(matrix, steps):
-    """What the stream makes of each draw, `[steps, draws]`."""
+    """The stream's noise for each draw, `[steps, draws]`."""
     stream = matrix.stream()
     total = sum(stream.draws(step) for step in range(steps))
     used = iter(range(total))
@@ -130,7 +130,7 @@ def test_coefficients_are_the_columns(matrix):
     np.testing.assert_array_equal(
         matrix.noising(9)[:, 0], matrix.inverse_coefficients(9)
     )
-    # Shorter runs are the beginnings of longer ones.
+    # Shorter runs are the beginnings of longer runs.
     np.testing.assert_allclose(matrix.coefficients(9)[:4], matrix.coefficients(4))
 
 
@@ -178,7 +178,7 @@ class TestSquareRoot:
 class TestTree:
     @pytest.mark.parametrize("height", [1, 3, 6])
     def test_errors_are_those_of_the_nodes(self, height):
-        """A prefix of i steps has as many nodes as i has ones in binary."""
+        """A prefix of i steps has as many nodes as i has binary digits 1."""
         steps = 2**height
         error = correlated.noise_error(correlated.Tree(honaker=False), steps, _ONCE)
         ones = [i.bit_count() for i in range(1, steps + 1)]
@@ -243,7 +243,7 @@ class TestBuffered:
     def test_the_error_is_within_percents_of_the_bound(self, steps, buffers, factor):
         """1 + ln(n) / pi bounds the least error (Mathias 1993, Corollary 3.5).
 
-        The factors are those that the tests of JAX Privacy hold its own search to.
+        The factors are the tolerances in the tests of JAX Privacy's search.
         """
         matrix = correlated.BufferedToeplitz(buffers, steps, _ONCE, error="last")
         error = correlated.noise_error(matrix, steps, _ONCE)
@@ -270,7 +270,7 @@ class TestOptimized:
                 assert errors[0] < errors[1]
 
     def test_with_all_bands_it_is_the_square_root_for_the_last_error(self):
-        """Whose optimality is a theorem."""
+        """A theorem states that this matrix is optimal."""
         matrix = correlated.OptimizedToeplitz(40, 40, _ONCE, error="last")
         expected = correlated.SquareRootToeplitz(None).coefficients(40)
         np.testing.assert_allclose(matrix.coefficients(40), expected, atol=1e-3)
@@ -326,7 +326,7 @@ class TestOptimized:
 
 
 def test_gradients_of_buffers_are_differences():
-    """By what the search finds: nothing near it is better."""
+    """At the search's result, no nearby matrix has a smaller error."""
     participation = correlated.MinSeparation(10)
     found = correlated.BufferedToeplitz(2, 60, participation)
     least = correlated.noise_error(found, 60, participation).mean
@@ -427,7 +427,7 @@ def test_hostile_arguments(make, match):
 
 
 def test_scales_are_partial_fractions():
-    """One number checked by hand: (1 - x/4) / (1 - 3x/4) has scale 1/2."""
+    """A case by hand: (1 - x/4) / (1 - 3x/4) has scale 1/2."""
     found = buffered._scales(np.array([0.75]), np.array([0.25]))
     assert found == pytest.approx([0.5])
 
@@ -446,5 +446,5 @@ def test_short_runs_that_need_fewer_buffers_have_a_matrix(steps, separation, mom
         ).mean
         for buffers in (1, 3)
     ]
-    # More buffers are no worse, to what the search leaves.
+    # More buffers are no worse, up to the tolerance of the search.
     assert errors[1] <= 1.001 * errors[0]

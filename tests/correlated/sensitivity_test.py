@@ -1,4 +1,4 @@
-"""s(C) is what the worst record does, and never less."""
+"""s(C) is the effect of the worst record, and never less."""
 
 import itertools
 import math
@@ -71,7 +71,7 @@ def test_is_exact_where_coefficients_do_not_rise(participation, steps):
 
 @pytest.mark.parametrize("participation", _PATTERNS, ids=str)
 def test_is_exact_for_banded_matrices_that_rise(participation):
-    """Columns a separation apart are orthogonal: the longest ones are the worst."""
+    """Columns a separation apart are orthogonal: the longest columns are the worst."""
     rng = np.random.default_rng(1)
     steps = 9
     for _ in range(5):
@@ -100,8 +100,8 @@ def test_is_a_bound_for_every_matrix(participation):
 
 def test_records_that_turn_do_not_get_past_the_bound():
     """Contributions are vectors: signs are not the worst there is."""
-    # Three columns at 120 degrees: their signed sums are shorter than what three
-    # contributions at 120 degrees in the plane add up to.
+    # Three columns at 120 degrees: their signed sums are shorter than the sum of three
+    # contributions at 120 degrees in the plane.
     angles = 2 * np.pi * np.arange(3) / 3
     matrix = np.array([np.cos(angles), np.sin(angles)])
     participation = correlated.MinSeparation(1)
@@ -147,9 +147,9 @@ def test_more_bands_than_groups_are_not_amplified(groups):
 
 
 def test_columns_that_only_miss_each_other_are_not_amplified():
-    """Orthogonal is not enough: what is added in a turn has to end before the next."""
+    """Orthogonality is not enough: a turn's rows must end before the next turn."""
     cyclic = correlated.CyclicPoisson(2, 0.1)
-    matrix = np.eye(7, 6)  # With a last row for what comes after all steps.
+    matrix = np.eye(7, 6)  # The last row comes after all steps.
     assert sensitivity.of_matrix(matrix, cyclic) == pytest.approx(1.0)
     matrix[6, 0] = 1.0
     once = correlated.SingleEpoch()

@@ -76,7 +76,7 @@ def test_example_1_of_the_paper_climbs():
     """Gradients x + 3, x + 3, x - 9 at c = 1: clipped descent stalls at -2.5."""
     at = np.array([[-1.0], [-1.0], [-1.0]]) - np.array([[-3.0], [-3.0], [9.0]])
     bias = gradient_geometry(at).clipping_bias(1.0)
-    # The mean gradient is -2; two of three clipped gradients point the other way.
+    # The mean gradient is -2; two of three clipped gradients have the opposite sign.
     assert bias.progress == pytest.approx(-2 / 3)
     assert bias.symmetric_progress == pytest.approx(0, abs=1e-12)
     assert bias.bias == pytest.approx(-2 / 3) and bias.wasserstein >= 2 / 3 - 1e-9
@@ -176,7 +176,7 @@ def test_summary_and_picture(tmp_path):
 
 
 def test_symmetry_about_the_mean_about_zero_and_of_directions():
-    """Each sees what the others do not."""
+    """Each symmetry sees differences that the two remaining symmetries do not."""
     rng = np.random.default_rng(0)
 
     def scores(gradients):
@@ -189,7 +189,7 @@ def test_symmetry_about_the_mean_about_zero_and_of_directions():
     moved = rng.standard_normal((500, 30)) + 3
     residuals, directions, about_zero = scores(moved)
     assert abs(residuals) < 0.01 and abs(directions) < 0.01 and about_zero > 0.3
-    # One in fifty is long, in one direction, and the rest lie together.
+    # Every fiftieth gradient is long, in the same direction; the rest lie together.
     few = 0.01 * rng.standard_normal((500, 30))
     few[::50] += 10 * np.sign(np.arange(30) - 14.5)
     residuals, directions, about_zero = scores(few)

@@ -1,4 +1,4 @@
-"""What every picture must have, as far as a program can see."""
+"""The properties of every picture that a program can check."""
 
 import numpy as np
 

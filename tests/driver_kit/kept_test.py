@@ -1,4 +1,4 @@
-"""What a study has measured is measured once, and never taken for something else."""
+"""A study measures each setting once, and never mixes up the results."""
 
 from __future__ import annotations
 

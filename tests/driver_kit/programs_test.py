@@ -1,4 +1,4 @@
-"""Settings from a command line, and what programs say when they are wrong."""
+"""Settings from a command line, and the messages about wrong settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from driver_kit import command_line, programs, settings
 
 @dataclasses.dataclass(frozen=True)
 class Small:
-    """Settings with one field of each kind."""
+    """Settings with a field of each kind."""
 
     rate: float = settings.number(0.5, "A rate.", above=0, below=1)
     sizes: tuple[int, ...] = settings.numbers((1, 2), "Sizes.", integer=True, least=1)

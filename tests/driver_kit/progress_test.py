@@ -24,7 +24,7 @@ def test_lines_say_how_much_time_is_left(monkeypatch):
     assert lines[0] == "training:" and len(lines) == 11
     assert lines[1] == "  step  10 of 100, 0.1 s each, 9 s left   loss 10"
     assert lines[-1] == "  step 100 of 100, 0.1 s each   loss 100"
-    # What was done before this process took none of its time.
+    # The steps before this process took none of its time.
     resumed = lines_of(monkeypatch, 100, 60.0, start=90)
     assert "step  91 of 100, 60 s each, 9 min left" in resumed[1]
 

@@ -10,12 +10,12 @@ SECRET = "noise.secret"
 
 
 def prepare() -> None:
-    """Imports what `run` needs."""
+    """Imports the modules that `run` needs."""
     keras_run.prepare()
 
 
 def run(name: str) -> None:
-    """Trains, from where an earlier process was killed if there was one."""
+    """Trains; continues an earlier process's run if that process was killed."""
     scheme = dpc.sampling.MinSeparation(200, 200 // keras_run.STEPS_PER_EPOCH)
     matrix = dpc.correlated.BufferedToeplitz(2, STEPS, scheme)
     noise = dpc.CorrelatedNoise(matrix, STEPS, scheme)

@@ -147,7 +147,7 @@ def test_arrays_of_objects_run_nothing(tmp_path):
         records.Checkpoints(tmp_path).load(2, [np.zeros(1)])
     assert not trap.exists()
     np.load(path, allow_pickle=True)["part_0000"]
-    assert trap.exists()  # It would have been.
+    assert trap.exists()  # numpy itself runs the code.
 
 
 def test_two_arrays_of_one_name_and_missing_ones(tmp_path):
@@ -191,7 +191,7 @@ def test_a_run_says_which_file_is_damaged_and_goes_on_without_it(tmp_path):
 
 
 def test_a_damaged_table_of_rounds_is_refused_or_a_table(tmp_path):
-    """It has no checksum: a digit may be another; a row may not be lost."""
+    """The table has no checksum: a digit may change, but no row may be lost."""
     path = tmp_path / "metrics.csv"
     table = records.Table(path)
     for number in range(12):
@@ -229,7 +229,7 @@ def test_damaged_tables_of_searches_are_refused_or_tables(tmp_path):
     for changed in damaged(content, 300):
         path.write_bytes(changed)
         refused_or(lambda: _table.Table(path, columns, "accuracy"), path)
-    # A half line is what a copy that broke off left; it is run again.
+    # A half line is the rest of a copy that broke off; its run is repeated.
     path.write_bytes(content[:-3])
     table = _table.Table(path, columns, "accuracy")
     assert not table.has({"clip_norm": 0.5, "seed": 4})

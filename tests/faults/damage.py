@@ -1,4 +1,4 @@
-"""What can happen to a file."""
+"""The kinds of damage to a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def truncations(content: bytes) -> Iterator[bytes]:
 
 
 def flips(content: bytes, count: int, seed: int = 0) -> Iterator[bytes]:
-    """One random bit, or one random byte, is another."""
+    """Changes one random bit, or one random byte."""
     rng = random.Random(seed)
     for number in range(count):
         changed = bytearray(content)
@@ -30,7 +30,7 @@ def flips(content: bytes, count: int, seed: int = 0) -> Iterator[bytes]:
 
 
 def every_bit(content: bytes) -> Iterator[bytes]:
-    """Each bit in turn is another."""
+    """Changes each bit in turn."""
     for place in range(len(content)):
         for bit in range(8):
             changed = bytearray(content)
@@ -52,7 +52,7 @@ def damaged(content: bytes, count: int = 60) -> Iterator[bytes]:
 
 
 class Trap:
-    """A pickle of this makes a directory when it is read as pickles usually are."""
+    """A pickle of this makes a directory if it is read by `pickle` without checks."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -62,7 +62,7 @@ class Trap:
 
 
 def refused_or(read, path, errors=ValueError, needed=""):
-    """What `read` returns; None if it refused with an error that names the file."""
+    """The result of `read`; None if it refused with an error that names the file."""
     try:
         return read()
     except errors as error:

@@ -34,7 +34,7 @@ from tff_tasks.client_files import DataFileError, Feature, FederatedFile
 
 
 def check_each_damage(path: pathlib.Path, read, error, count=80, named=None):
-    """Reads a file with every damage; returns what was not refused."""
+    """Reads a file with every damage; returns the contents that were not refused."""
     content, accepted, refused = path.read_bytes(), [], 0
     for changed in damaged(content, count):
         path.write_bytes(changed)
@@ -188,7 +188,7 @@ def test_hostile_pickles_do_nothing(kind, tmp_path):
     finally:
         tracemalloc.stop()
     assert not trap.exists()
-    # Small files: what they ask for is not what they get.
+    # Small files that ask for much memory do not get it.
     assert peak < 60_000_000
     assert time.monotonic() - started < 30
 
@@ -242,7 +242,7 @@ def test_labels_that_are_no_integers_are_refused(tmp_path):
 
 
 def with_history():
-    """The arrays of a file of features, with what its network has spent."""
+    """The arrays of a file of features, with the history of its network."""
     arrays = {
         "features": np.ones((4, 2), np.float32),
         "labels": np.array([0, 1, 0, 1]),
@@ -272,7 +272,7 @@ def test_damaged_npz_files_are_refused_or_right(kind, tmp_path):
     accepted = check_each_damage(
         path, lambda: read(str(path)), settings.UsageError, count=200
     )
-    if kind == "features":  # Whatever is accepted knows what was spent.
+    if kind == "features":  # Accepted files keep the history of steps.
         assert all(found.ledger(1e-5).steps == 7 for found in accepted)
 
 

@@ -279,7 +279,7 @@ def test_a_federated_run_continues_when_there_is_room_again(tmp_path):
         finally:
             full.stop()
     assert str(directory) in str(caught.value)
-    # What is there is whole: the first two rounds, and the third in the ledger.
+    # The files are whole: the first two rounds, and the third in the ledger.
     assert len(records.Table(directory / records.METRICS).rows) == 3
     assert Ledger.load(directory / "privacy.json").steps == 3
     result = program.run(federated(directory))

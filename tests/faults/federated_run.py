@@ -13,7 +13,7 @@ ROUNDS = 40
 
 
 def prepare() -> None:
-    """Imports what `run` needs."""
+    """Imports the modules that `run` needs."""
     import sklearn.datasets
     import sklearn.model_selection  # noqa: F401
 

@@ -1,7 +1,7 @@
 """Faults at any call that changes the disk, in this process.
 
-`os.open` (for writing), the writes to what it opened, `os.fsync`, `os.replace`,
-`os.mkdir` and `os.unlink` are counted; at a given one the fault happens.
+`os.open` (for writing), the writes to the opened files, `os.fsync`, `os.replace`,
+`os.mkdir` and `os.unlink` are counted; the fault happens at a given count.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from unittest import mock
 
 
 class Killed(BaseException):
-    """The process is no more. Nothing that it does afterwards reaches the disk."""
+    """The process is killed. Nothing that it does afterwards reaches the disk."""
 
 
 class Faults:
-    """Counts calls, and fails at one.
+    """Counts calls, and fails at a given call.
 
     Attributes:
-      calls: what was called so far.
+      calls: the names of the calls so far.
     """
 
     def __init__(self, at: int | None, error: BaseException, forever: bool):
@@ -47,7 +47,7 @@ class Faults:
             raise self._error
 
     def write(self, file: Any, content: bytes) -> int:
-        """Writes; half of it if the fault is here."""
+        """Writes the content, or half of it if the fault is here."""
         self._count("write", lambda: file.write(content[: len(content) // 2]))
         return file.write(content)
 
@@ -83,9 +83,9 @@ def faults(
 
     Args:
       at: counted from 1; None only counts.
-      error: what to raise; `Killed` by default.
+      error: the error to raise; `Killed` by default.
       forever: whether all later calls fail too; true of `Killed`.
-      within: counts only what happens to files in this directory.
+      within: counts only calls for files in this directory.
     """
     error = error or Killed()
     if forever is None:
@@ -131,7 +131,7 @@ def faults(
 
 
 def os_error(code: int) -> OSError:
-    """As the operating system has it, without a file's name."""
+    """The operating system's error, without a file's name."""
     return OSError(code, os.strerror(code))
 
 

@@ -39,7 +39,7 @@ class Rows(tf.keras.callbacks.Callback):
 
 
 class Steps(tf.keras.callbacks.Callback):
-    """Grows a file by a byte after every step: what certainly ran, by other means."""
+    """Grows a file by a byte after every step: an independent count of the steps."""
 
     def __init__(self, path: pathlib.Path):
         super().__init__()
@@ -50,7 +50,7 @@ class Steps(tf.keras.callbacks.Callback):
 
 
 def prepare() -> None:
-    """Imports what `run` needs."""
+    """Imports the modules that `run` needs."""
     import tfdpclip.accounting
     import tfdpclip.keras  # noqa: F401
 
@@ -62,11 +62,11 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 
 def run(name: str, scheme=None, noise=None, stream=None, **kept: str) -> None:
-    """Trains, from where an earlier process was killed if there was one.
+    """Trains; continues an earlier process's run if that process was killed.
 
     Args:
       name: of the directory.
-      scheme: what draws; Poisson by default.
+      scheme: the sampling scheme; Poisson by default.
       noise: of the optimizer.
       stream: the records, by way of a stream; arrays by default.
       **kept: files that the budget keeps, by the argument's name.

@@ -45,7 +45,7 @@ class Zygote:
         assert self._process.stdout.readline() == "ready\n"
 
     def run(self, kind, directory: pathlib.Path, steps=None, delay=0.0) -> bool:
-        """Runs until so many more steps and then a delay; whether it came to the end.
+        """Runs some steps and a delay, then kills; returns whether the run ended.
 
         Args:
           kind: of run.
@@ -96,16 +96,16 @@ def count(path: pathlib.Path) -> int:
 
 
 class Backup:
-    """What Keras 3 backs up: a file of weights, and then one with the epoch."""
+    """The backup of Keras 3: a file of weights, and a second file with the epoch."""
 
     def __init__(self, directory: pathlib.Path):
         self._weights = directory / "latest.weights.h5"
         self._epoch = directory / "training_metadata.json"
 
     def mend(self) -> None:
-        """Puts the files before in the place of what a kill left in pieces.
+        """Restores the previous files where a kill left incomplete files.
 
-        They were written in place; Keras itself goes back only if HDF5 says OSError.
+        The files were written in place; Keras goes back only if HDF5 raises OSError.
         """
         if self._weights.exists() and self.steps() is None:
             self._go_back(self._weights)
@@ -145,7 +145,7 @@ class Backup:
 
 
 class KerasRun:
-    """What must hold of the Keras run's files."""
+    """The conditions on the Keras run's files."""
 
     module = "keras_run"
     wanted = keras_run.EPOCHS * keras_run.STEPS_PER_EPOCH
@@ -186,7 +186,7 @@ class KerasRun:
         rows = records.read_rows(path, "epoch") if path.exists() else []
         assert [int(row["epoch"]) for row in rows] == list(range(len(rows)))
         epsilons = [float(row["epsilon"]) for row in rows]
-        # A kill while an epoch is run again leaves rows of it and no later ones.
+        # A kill while an epoch runs again leaves that epoch's rows and no later rows.
         assert epsilons == sorted(epsilons)
         return len(rows) * keras_run.STEPS_PER_EPOCH
 
@@ -197,7 +197,7 @@ class KerasRun:
 
 
 class CorrelatedRun(KerasRun):
-    """The same, and what holds of the secret of its noise."""
+    """The conditions of the Keras run, and those on the secret of its noise."""
 
     module = "correlated_run"
 
@@ -211,7 +211,7 @@ class CorrelatedRun(KerasRun):
     def check_end(directory):
         KerasRun.check_end(directory)
         (phase,) = Ledger.load(directory / "privacy.json").phases
-        # No step is missing from the matrix, which other processes went on with.
+        # No step is missing from the matrix, which later processes continued.
         assert max(phase.runs) >= KerasRun.wanted // 2
 
 
@@ -243,7 +243,7 @@ class ReadingRun(StreamRun):
 
 
 class FederatedRun:
-    """What must hold of the federated run's files."""
+    """The conditions on the federated run's files."""
 
     module = "federated_run"
     wanted = federated_run.ROUNDS
@@ -280,7 +280,7 @@ class FederatedRun:
 
 
 def check_books(kind, directory, kills: int) -> None:
-    """The ledger counts what ran, and no more than a kill can have cost."""
+    """The ledger counts all steps that ran, and at most the steps that kills cost."""
     path = directory / "privacy.json"
     ran, restored = kind.ran(directory), kind.restored(directory)
     if not path.exists():
@@ -300,8 +300,8 @@ def check_killed_runs(zygote, kind, root: pathlib.Path, kills: int, seed: int) -
         number += 1
         directory, here = root / f"run{number}", 0
         while killed < kills:
-            # 0 steps: while the run starts or resumes. Otherwise in a step, or in what
-            # is written after it; how long that takes depends on the machine.
+            # 0 steps: while the run starts or resumes. Otherwise in a step, or in the
+            # writes after it; how long that takes depends on the machine.
             steps = rng.choice([0, rng.randrange(1, kind.wanted // 3)])
             delay = rng.uniform(0, 1.0) if not steps else rng.uniform(0, 0.03)
             if zygote.run(kind, directory, steps, delay):

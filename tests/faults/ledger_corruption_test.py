@@ -1,4 +1,4 @@
-"""A damaged ledger is refused; it never says less than what was spent."""
+"""A damaged ledger is refused; it never states less than was spent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DELTA = 1e-5
 
 @pytest.mark.slow
 def test_a_ledger_with_any_bit_changed_is_refused(tmp_path):
-    """Or says the same: white space may be another."""
+    """A changed white space may leave the same ledger."""
     ledger = ledger_in(tmp_path)
     ledger.begin(noise_multiplier=2.0, sampling=sampling.Poisson(0.02), change=True)
     ledger.reserve(3)
@@ -84,7 +84,7 @@ def test_what_is_no_file_is_no_ledger(tmp_path):
     with pytest.raises(ValueError, match="privacy.json is a directory"):
         Ledger.open(path, DELTA)
     path.rmdir()
-    os.mkfifo(path)  # Nobody will ever write to it.
+    os.mkfifo(path)  # No process writes to the pipe.
     with pytest.raises(ValueError, match="privacy.json is not a regular file"):
         Ledger.open(path, DELTA)
     path.unlink()

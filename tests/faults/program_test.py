@@ -1,4 +1,4 @@
-"""A federated program killed at every call that changes its files, one after the other.
+"""A federated program, killed at each call that changes its files in turn.
 
 Training is replaced by arithmetic, so that hundreds of runs take seconds.
 """
@@ -31,7 +31,7 @@ class Engine:
         self.weights = []
 
     def run_round(self, clients, round_num):
-        # Continued from the right state, not from another round's.
+        # The state is that of the round before.
         assert self._rounds == round_num - 1
         self._rounds = self._rounds + 1
         type(self).ran += 1
@@ -119,7 +119,7 @@ def test_killed_at_any_call(quick, every, seed, stride, tmp_path):
         if seed is None:
             steps = Ledger.load(ledger).steps
             assert max(ROUNDS, Engine.ran) <= steps <= Engine.ran + 1
-            # Rounds since the last checkpoint are run again, and no others.
+            # Only rounds since the last checkpoint are run again.
             assert Engine.ran <= ROUNDS + every
         else:
             lines = (directory / "cohorts.jsonl").read_text().splitlines()

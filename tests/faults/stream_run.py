@@ -19,12 +19,12 @@ _SECONDS = 1e-4  # For a record, so that kills happen while records are read.
 
 
 def prepare() -> None:
-    """Imports what `run` needs."""
+    """Imports the modules that `run` needs."""
     keras_run.prepare()
 
 
 def run(name: str) -> None:
-    """Trains, from where an earlier process was killed if there was one."""
+    """Trains; continues an earlier process's run if that process was killed."""
     directory = pathlib.Path(name)
     directory.mkdir(parents=True, exist_ok=True)
     handle = os.open(directory / READ, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

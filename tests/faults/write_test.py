@@ -1,4 +1,4 @@
-"""A process that dies within any write leaves what was there, or all of the new."""
+"""A process that dies within a write leaves the whole old or the whole new file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Raw:
 
 
 class Large:
-    """A file that is written piece by piece before it takes its name."""
+    """A large file that is written in pieces before it takes its name."""
 
     name = "large"
 
@@ -165,7 +165,7 @@ def test_a_kill_at_any_call_leaves_the_old_or_the_new(kind, tmp_path):
                 pass
             after = kind.read(directory)
             seen.add(after == before)
-            # What was left behind is in nobody's way.
+            # The leftovers do not disturb the next write.
             kind.write(directory, first)
             done = kind.read(directory)
             assert done != before and after in (before, done), at
@@ -212,7 +212,7 @@ class Books:
                 self.ran += 1
 
     def shuffled(self):
-        """Steps that depend on each other."""
+        """Steps of an epoch, which depend on each other."""
         ledger = Ledger.open(self.path, DELTA, "rdp")
         scheme = sampling.ShuffledEpochs(5, 50, "zero_out")
         ledger.begin(noise_multiplier=5.0, sampling=scheme)
@@ -229,7 +229,7 @@ def test_a_ledger_killed_at_any_call_counts_what_ran(loop, tmp_path):
         at += 1
         books = Books(tmp_path / f"{at}" / "privacy.json")
         happened = False
-        # The second process resumes what the first left, and is killed as well.
+        # The second process resumes the first, and is killed as well.
         for _ in range(2):
             try:
                 with faults(at, within=tmp_path) as found:
@@ -278,7 +278,7 @@ def test_draws_of_a_search_are_whole_or_not_there(tmp_path):
         assert begun <= len(runs)
         if drawn is not None:
             assert raw(path.with_name(f"{path.name}.draws.json")) == drawn
-            # One run, the one in flight, is run again at most.
+            # At most the run in flight is repeated.
             assert len(runs) <= len(json.loads(drawn)["draws"]) + 1
         if not happened.happened:
             break
@@ -290,7 +290,7 @@ def test_leftovers_of_killed_processes_are_deleted_when_old(tmp_path):
         files.write_atomically(tmp_path / "a", "a" * 1000)
     (left,) = tmp_path.iterdir()
     files.prepare_directory(tmp_path)
-    assert left.exists()  # Another process may be writing it.
+    assert left.exists()  # A running process may be writing it.
     os.utime(left, (0, 0))
     kept = tmp_path / ".bashrc.tmp"
     kept.write_text("somebody else's")

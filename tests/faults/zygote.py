@@ -1,7 +1,8 @@
 """Runs programs in children of a process that has imported TensorFlow already.
 
 A line on standard input names a program and its directory; the answer is the child's
-process id, and, once it ended, how. A child costs a fork instead of seconds of imports.
+process id, and its exit status when it ends. A child costs a fork instead of seconds of
+imports.
 """
 
 from __future__ import annotations

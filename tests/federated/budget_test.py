@@ -222,7 +222,7 @@ def test_a_number_that_no_aggregator_here_has_is_not_counted(name):
     for ask in (lambda: budget.epsilon, lambda: budget.statement):
         with pytest.raises(PrivacyMismatchError):
             ask()
-    # With one that has it, the number is as true as it was.
+    # With an aggregator of this noise, the number stays true.
     federated.clipped_mean(2.0, 20, 1.0).create(NESTED)
     after(budget, 1)
 

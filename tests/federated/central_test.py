@@ -1,4 +1,4 @@
-"""Central noise: Algorithm 1, peers' results, the quantiles it finds."""
+"""Central noise: Algorithm 1, peers' results, and the quantiles that the clip finds."""
 
 import collections
 import math
@@ -211,7 +211,7 @@ def test_mixed_dtypes_keep_their_own():
 
 @pytest.mark.parametrize("layerwise", [False, True])
 def test_large_and_small_tensors_come_back_in_their_places(layerwise):
-    # Large ones are summed by themselves, small ones as one vector.
+    # Large tensors are summed separately, small tensors as a single vector.
     shapes = [[3], [300, 300], [2, 2], [70_000], []]
     rng = np.random.default_rng(0)
     clients = [
@@ -254,11 +254,11 @@ _POPULATIONS = [(0.0, 1.0), (0.0, 0.1), (math.log(10), 1.0)]
 def _tracks(norms, quantile, mean, stddev):
     """Whether the clip norm settled at the quantile: F(C) within 0.06 of it.
 
-    Around its resting point, log C wanders with a stddev of
-    0.2 * 0.07 / sqrt(2 * 0.2 * f), where f is the density there and 0.07 the noise of
-    a fraction (of the count and of sampling); F(C) by f times that, 0.014 at most, less
-    in the mean over 40 rounds: 5.6 stddevs or more (false alarm below 1e-7). The narrow
-    population has f = 4, and steps that are not small beside it: 0.2 there.
+    Around its resting point, log C wanders with a stddev of 0.2 * 0.07 / sqrt(2 * 0.2 *
+    f), where f is the density there and 0.07 the noise of a fraction (of the count and
+    of sampling); F(C) by f times that, 0.014 at most, less in the mean over 40 rounds:
+    5.6 stddevs or more (false alarm below 1e-7). The narrow population has f = 4, and
+    steps that are not small in comparison: 0.2 there.
     """
     found = np.mean(np.log(norms[-40:]))
     reached = 0.5 * math.erfc(-(found - mean) / stddev / math.sqrt(2))
@@ -302,7 +302,7 @@ def test_log_normal_norms_are_tracked_by_one_layerwise_clip():
 @pytest.mark.parametrize("mean,stddev", _POPULATIONS)
 @pytest.mark.slow
 def test_log_normal_medians_are_tracked_by_a_flat_clip(mean, stddev):
-    # The three cases of the paper, one of them through secure sums.
+    # The three cases of the paper, the third through secure sums.
     factory = federated.clipped_mean(0.1, 100, secure=mean > 0)
     process = factory.create(tff.TensorType(np.float32, []))
     rng = np.random.default_rng(5)

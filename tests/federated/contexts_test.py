@@ -1,4 +1,4 @@
-"""Scripts end, and so does what they started."""
+"""Scripts end, and so do the processes that they started."""
 
 import pathlib
 import signal

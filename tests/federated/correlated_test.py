@@ -1,4 +1,4 @@
-"""Correlated noise in federated rounds: its matrix, its memory, and who sees that."""
+"""Correlated noise in federated rounds: its matrix, its memory, and their secrecy."""
 
 import collections
 import os
@@ -32,7 +32,7 @@ def process_of(matrix, size=SIZE, steps=STEPS, clip=MOVING, **options):
 
 
 def rounds_of(process, rounds, values=()):
-    """States, noise on sums in units of the clip norm, and what was measured."""
+    """States, noise on sums in units of the clip norm, and the measurements."""
     states, rows, measured = [process.initialize()], [], []
     for _ in range(rounds):
         output = process.next(states[-1], list(values))
@@ -62,7 +62,7 @@ def test_the_covariance_is_that_of_the_matrix_while_the_clip_moves(matrix, optio
     scale = z * run_of(matrix).sensitivity
     assert measured[0]["sum_noise_stddev"] == pytest.approx(2.0 * scale)
     expected = np.zeros([STEPS + 2] * 2)
-    # After STEPS rounds another matrix begins, independent of the first.
+    # After STEPS rounds a new matrix begins, independent of the first.
     for start, stop in ((0, STEPS), (STEPS, STEPS + 2)):
         noising = matrix.noising(stop - start)
         expected[start:stop, start:stop] = scale**2 * noising @ noising.T
@@ -73,7 +73,7 @@ def test_the_covariance_is_that_of_the_matrix_while_the_clip_moves(matrix, optio
 
 @pytest.mark.slow
 def test_counts_and_sums_go_through_the_matrix_to_the_digit():
-    """The same draws, without a matrix and with one: exactly what the stream makes."""
+    """The same draws with and without a matrix: exactly the stream's noise."""
     rule = dpc.LayerwiseClip(
         dpc.QuantileClip(initial_norm=0.5, count_stddev=2.0), groups="variable"
     )
@@ -115,8 +115,8 @@ def test_a_round_that_is_run_twice_has_fresh_draws():
     first, second = (process.next(states[-1], []) for _ in range(2))
     scale = run_of(correlated.SquareRootToeplitz(3)).sensitivity
     difference = CLIENTS * (first.result - second.result)
-    # What is kept is in both; two independent draws are left. 5.5 standard deviations
-    # of the estimate: a false alarm in 2.6e7 runs.
+    # Both contain the kept noise; the difference has two independent draws. 5.5
+    # standard deviations of the estimate: a false alarm in 2.6e7 runs.
     assert np.std(difference) == pytest.approx(
         np.sqrt(2) * scale, rel=5.5 / np.sqrt(2 * SIZE)
     )
@@ -136,12 +136,12 @@ def test_the_name_of_a_state_does_not_give_its_noise_away():
     for state in states:
         draws = _entropy.Draws(tf.constant(state["correlated_noise"]["ticket"]))
         (guess,) = draws.sample_all([[50]], [1.0], [tf.float32])
-        # The same draws would be the same to rounding; others are a whole off.
+        # Equal draws would agree up to rounding; independent draws differ by about 1.
         assert np.max(np.abs(guess - noise)) > 0.1
 
 
 def test_the_same_draws_are_the_same_noise():
-    """What the test above looks for: it finds the noise, given its seed."""
+    """Shows that the guess above finds the noise, given its seed."""
     factory = federated.clipped_mean(
         1.0, CLIENTS, 1.0, noise=run_of(correlated.Independent()), seed=4
     )
@@ -183,7 +183,7 @@ def test_settings_are_taken_as_a_dictionary_and_shown():
     factory = federated.clipped_mean(1.0, CLIENTS, noise=run.to_dict())
     assert factory.noise == run and "square root of 3 bands" in repr(factory)
     assert factory.private
-    # All rounds of a matrix are one Gaussian; one more begins another.
+    # All rounds of a matrix are one Gaussian; a further round begins a new matrix.
     one = accounting.epsilon(1.0, 1, sampling.FullBatch(), 1e-5)
     assert factory.epsilon(1e-5, STEPS) == pytest.approx(one)
     assert one < factory.epsilon(1e-5, STEPS + 1) <= factory.epsilon(1e-5, 2 * STEPS)
@@ -220,7 +220,7 @@ def test_the_memory_is_taken_out_and_goes_back_into_its_own_state(tmp_path):
     ticket = states[3]["correlated_noise"]["ticket"]
     assert not np.array_equal(noise["ticket"], ticket)
     np.testing.assert_array_equal(noise["before"], ticket)
-    # What others find in logs, and in files.
+    # Logs and files do not show the noise.
     assert repr(memory) == "<NoiseMemory of 3 rounds>"
     with pytest.raises(TypeError, match="secret"):
         pickle.dumps(memory)

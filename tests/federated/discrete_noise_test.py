@@ -1,4 +1,4 @@
-"""Discrete Gaussian noise is what its guarantee says: its constants, and its draws."""
+"""Discrete Gaussian noise keeps its guarantee: its constants, and its draws."""
 
 import math
 
@@ -31,7 +31,7 @@ def _probabilities(stddev, values):
 
 
 def _numbers(cells):
-    """What is in each cell, `[A, K]`: the one nearest to 0 first."""
+    """The numbers in each cell, `[A, K]`: the number nearest to 0 first."""
     offsets = np.arange(cells.width)
     return cells.nearest[:, np.newaxis] + cells.away[:, np.newaxis] * offsets
 
@@ -59,7 +59,7 @@ def _kept(cells):
 
 
 def _rest(cells):
-    """The probabilities of what `by_rejection` draws, `[A, K]`."""
+    """The probabilities of the numbers drawn by `by_rejection`, `[A, K]`."""
     proposed = _proposals(cells).astype(np.longdouble)
     chances = proposed[:, np.newaxis] * _kept(cells)
     return chances / np.sum(chances)
@@ -74,7 +74,7 @@ def test_constants_are_those_of_the_discrete_gaussian(stddev, table):
     made = made + (1 - np.sum(shares)) * _rest(cells)
     expected = _probabilities(stddev, _numbers(cells))
     distance = np.sum(np.abs(made - expected)) / 2
-    # A tenth of the guarantee of `sample`, or less: 52 bits of a chance add to it.
+    # At most a tenth of the guarantee of `sample`: 52 bits of a chance add to it.
     assert distance < (1e-17 if table else 5e-16)
     assert len(cells.nearest) < 3000
     if table:

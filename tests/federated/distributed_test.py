@@ -92,7 +92,7 @@ def test_noise_has_the_stddev_of_theory(clients, minimum):
     factory = _factory(1.0, 10, minimum, clip=dpc.QuantileClip(count_stddev=3.0))
     process = factory.create(vector_type(size))
     output = process.next(process.initialize(), [np.zeros(size, np.float32)] * clients)
-    # With `minimum` clients just what is accounted; with more, more.
+    # With `minimum` clients the noise is the accounted noise; with more it is larger.
     z_g = accounting.split_noise_multiplier(1.0, [3.0])
     least = z_g * 0.1
     measured = output.measurements["sum_noise_stddev"]
@@ -192,7 +192,7 @@ def test_bad_updates_contribute_nothing_but_noise():
         output = process.next(state, [*others, nested(x)])
         without = process.next(state, [*others, nothing])
         np.testing.assert_allclose(flat(output.result), flat(without.result), atol=1e-6)
-        # A zero update is within the clip norm; a bad one is not counted.
+        # A zero update is within the clip norm; a bad update is not counted.
         counted = [o.measurements["unclipped_fraction"] * 4 for o in (output, without)]
         assert counted[1] - counted[0] == pytest.approx(0.5, abs=1e-4)
 
@@ -284,14 +284,14 @@ def test_rounding_is_right_on_average():
 
 @pytest.mark.slow
 def test_sums_do_not_leave_the_modulus():
-    # All clients agree, which makes the sum as long as it can be.
+    # All clients agree, which makes the sum as long as possible.
     for bits, size in [(14, 40), (16, 1000)]:
         process = _factory(1.0, 10, clip=1.0, bits=bits).create(vector_type(size))
         x = np.full(size, 1 / math.sqrt(size), np.float32)
         output = process.next(process.initialize(), [x] * 10)
         error = (np.float64(output.result) - x) * 10
         stddev = output.measurements["sum_noise_stddev"]
-        # One coordinate beyond the modulus is off by 2^bits steps: 15 stddevs or more,
+        # A coordinate beyond the modulus is off by 2^bits steps: 15 stddevs or more,
         # spread over all by the rotation. 5.5 stddevs: once in 25 000 000 / size.
         assert np.std(error) < 1.5 * stddev
         assert np.max(np.abs(error)) < 7 * stddev
@@ -334,7 +334,7 @@ def test_coarse_shares_of_many_clients_are_accounted_or_refused():
 
 
 def test_rounding_is_cheap_at_enough_bits():
-    # Noise grows by what rounding adds: documented figures.
+    # Noise grows by the rounding error: documented figures.
     for bits, most in [(16, 1.035), (18, 1.0025), (20, 1.00025), (24, 1.00002)]:
         constants = _plan(1_200_000, 1, bits=bits, clients=50, minimum=40)
         assert 1 <= constants.inflation < most

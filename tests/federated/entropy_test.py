@@ -12,7 +12,7 @@ from tests.seeds import COLLIDING, SCANNED, assert_random_words, opened
 from tfdpclip import federated
 from tfdpclip.federated import _discrete_noise, _entropy, distributed
 
-# Cells of one number, and of several.
+# Cells of a single number, and of several.
 STDDEVS = (2.0, 1000.0)
 SAMPLERS = {
     "central": lambda seed: _entropy.standard_normal(64, seed),
@@ -45,7 +45,7 @@ def _encoded(seed):
 
 
 def _each(function, seeds):
-    """What a function makes of every one of `[n, 2]` seeds."""
+    """Applies a function to each of `[n, 2]` seeds."""
 
     @tf.function
     def run(seeds):
@@ -154,7 +154,7 @@ def test_a_serialised_computation_derives_the_same():
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", ["server", "distributed"])
 def test_rounds_from_entropy_that_folding_takes_for_one_differ(noise, monkeypatch):
-    """End to end: all a round draws comes from one of two colliding seeds."""
+    """End to end: a round's draws all come from one of two colliding seeds."""
     options = {}
     if noise == "distributed":
         options = {"secure": True, "noise": noise, "minimum_clients": 5}

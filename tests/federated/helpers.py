@@ -1,4 +1,4 @@
-"""What federated tests share."""
+"""Helpers of the federated tests."""
 
 import collections
 

@@ -1,4 +1,4 @@
-"""Who imports TensorFlow Federated, and what happens without it."""
+"""Only some modules import TensorFlow Federated, and the rest works without it."""
 
 import subprocess
 import sys

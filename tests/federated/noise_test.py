@@ -11,8 +11,8 @@ from tests.federated.helpers import flat, vector_type
 from tfdpclip import accounting, federated
 
 SIZE = 60_000
-# An estimate of a standard deviation from SIZE samples is off by a relative 0.0029
-# (one standard deviation); five of them happen once in 1.7 million tests.
+# An estimate of a standard deviation from SIZE samples is off by a relative 0.0029 (one
+# standard deviation); five of them happen once in 1.7 million tests.
 CLOSE = 5 / math.sqrt(2 * SIZE)
 # A correlation of SIZE independent pairs is off by 1 / sqrt(SIZE); as above.
 UNCORRELATED = 5 / math.sqrt(SIZE)
@@ -47,8 +47,8 @@ def test_noise_has_the_stddev_of_theorem_1(secure):
 
 @pytest.mark.slow
 def test_counts_have_the_stddev_they_were_given():
-    # 200 groups of one coordinate: 200 noised counts in every round. Nobody takes part,
-    # so that fractions are 1/2 plus noise of 0.05, ten stddevs from where they clamp.
+    # 200 groups of one coordinate: 200 noised counts in every round. No client takes
+    # part, so fractions are 1/2 plus noise of 0.05, ten stddevs from where they clamp.
     rule = dpc.clipping.LayerwiseClip(dpc.QuantileClip(), groups="variable")
     factory = federated.clipped_mean(0.4, 100, rule)
     process = factory.create(tff.to_type([np.float32] * 200))
@@ -164,7 +164,7 @@ def test_noise_does_not_repeat_after_a_checkpoint(tmp_path):
     again = process.next(restored, [])
     for x, y in zip(_noise(before), _noise(again), strict=True):
         assert _correlation(x, y) < UNCORRELATED
-    # What does carry over is the clip norm.
+    # The clip norm does carry over.
     assert again.measurements["clip_norm"] == before.measurements["clip_norm"]
 
 

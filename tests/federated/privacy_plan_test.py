@@ -1,4 +1,4 @@
-"""A federated plan: its aggregator, cohorts and rounds are what is accounted for."""
+"""A federated plan: its aggregator, cohorts and rounds are the accounted ones."""
 
 import itertools
 import re
@@ -45,7 +45,7 @@ def test_the_rounds_fit_the_budget_and_use_it(sampling, accountant):
         accountant,
         unit="client",
     )
-    # The ledger is the plan's: another budget of it has nothing left.
+    # The ledger is the plan's: a second budget of it has nothing left.
     with pytest.raises(accounting.BudgetExceededError):
         with plan.budget(IDS).round():
             pass

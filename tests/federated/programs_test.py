@@ -82,7 +82,7 @@ def test_a_training_program_runs_resumes_and_is_counted(asynchronous, tmp_path):
     budget, _ = train(2)
     assert budget.rounds == 2
     budget, released = train(3)
-    # One more round, and only that one is counted.
+    # A third round, and only the third is counted.
     assert budget.rounds == 3
     assert list(released.values()) == [3]
     assert released.values()[3]["aggregator"]["round"] == 3

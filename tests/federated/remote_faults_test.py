@@ -1,4 +1,4 @@
-"""Workers that are killed in the middle of a round, and what is left behind."""
+"""Workers that are killed in the middle of a round, and the processes left behind."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ CLIENTS = [nested(x) for x in updates(np.random.default_rng(1), 9, 11)]
 
 
 def in_the_middle(directory, total, act):
-    """The sum of two clients, each on its worker, and what happens meanwhile."""
+    """The sum of two clients, each on its worker; calls `act` during the round."""
 
     def meanwhile():
         for number in (1, 2):
@@ -51,7 +51,7 @@ def test_a_worker_that_is_back_computes_its_part_again(tmp_path):
 
         with federated.remote_context([w.address for w in workers]):
             assert in_the_middle(tmp_path, gated_sum(tmp_path), restart) == 3
-        # It really ran twice.
+        # The client ran twice.
         assert (tmp_path / "began2").exists()
 
 
@@ -92,7 +92,7 @@ def test_a_worker_that_stays_away_is_named(tmp_path):
 
 @pytest.mark.slow
 def test_a_worker_that_freezes_in_the_round_is_named(tmp_path):
-    """It was asked, and will never answer."""
+    """The worker was asked, and will never answer."""
     with running(2) as workers:
         with federated.remote_context([w.address for w in workers], round_seconds=10):
             began = time.monotonic()
@@ -195,7 +195,7 @@ def test_the_command_starts_a_worker_and_ends_it(number, tmp_path):
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        # As a shell's background job has it.
+        # As in a shell's background job.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )
     try:

@@ -1,4 +1,4 @@
-"""Remote workers compute what one machine does, once."""
+"""Remote workers compute the same as a single machine, once."""
 
 import asyncio
 import collections
@@ -50,7 +50,7 @@ def rounds(z, clip, **options):
 
 
 def drawn(addresses, size=40_000, clients=4, **options):
-    """One round's noise on the sum, over the stated standard deviation."""
+    """The noise of a round on the sum, over the stated standard deviation."""
     with federated.remote_context(addresses, simulate_secure_sums=True):
         factory = federated.clipped_mean(2.0, clients, 1.0, **options)
         process = factory.create(vector_type(size))
@@ -75,7 +75,7 @@ def test_results_do_not_depend_on_the_workers(addresses, mode, workers, subround
         addresses[:workers], simulate_secure_sums=True, subrounds=subrounds
     ):
         found = rounds(0.0, RULE, **MODES[mode])
-    # Plain sums are rounded in another order; distributed ones at random.
+    # Plain sums are rounded in a different order; distributed sums at random.
     rounding = 2 * np.spacing(np.max(np.abs(expected[0])).astype(np.float32))
     bound = {"plain": rounding, "secure": 0, "distributed": 1e-5}[mode]
     assert np.max(np.abs(found[0] - expected[0])) <= bound
@@ -116,7 +116,7 @@ def test_rounds_of_nobody_and_of_one(addresses, count):
 
 @pytest.mark.slow
 def test_workers_compute_at_the_same_time(addresses, tmp_path):
-    """Each client waits until the other one has begun."""
+    """Each client waits until the second client has begun."""
     pattern = str(tmp_path / "began*")
 
     @tff.tensorflow.computation(np.int32)
@@ -330,5 +330,5 @@ def test_a_frozen_worker_is_named_at_the_deadline():
             assert "round_seconds=4" in str(caught.value)
             assert f"No answer from {frozen.address}." in str(caught.value)
             frozen.send(signal.SIGCONT)
-            # It is back, and so is the context.
+            # The worker is back, and so is the context.
             process.next(state, CLIENTS)

@@ -73,7 +73,7 @@ def gated_sum(directory):
                 lambda looks: looks + 1,
                 [0],
             )[0]
-        # The gate is needed for the result: it is not optimised away.
+        # The result needs the gate, so the wait is not optimised away.
         return x + tf.minimum(looks, 0)
 
     @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))

@@ -1,6 +1,6 @@
 """Every clip rule in whole federated rounds: no client moves them too far.
 
-The rules are those of `tests/clipping/contract_test.py`: a new one has its entry there.
+The rules are those of `tests/clipping/contract_test.py`, which has an entry for each.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Secure sums: what leaves a client, where they can run, what production needs."""
+"""Secure sums: the data that leave a client, the contexts, and production's needs."""
 
 import asyncio
 import collections
@@ -46,7 +46,7 @@ def _two_values(process):
 
 
 def test_compiles_to_map_reduce_form_and_runs_there():
-    # Plain sums: the form of secure ones is executed by the systems it is for.
+    # Plain sums: only production systems execute the form of secure sums.
     process = federated.clipped_mean(1.0, 100).create(vector_type(20_000))
     form = tff.backends.mapreduce.get_map_reduce_form_for_computation(
         _two_values(process)
@@ -63,7 +63,7 @@ def test_compiles_to_map_reduce_form_and_runs_there():
     expected = dpc.accounting.split_noise_multiplier(1.0, [5.0]) * 0.1 / 100
     difference = results[0] - results[1]
     assert np.std(difference) / np.sqrt(2) == pytest.approx(expected, rel=5 / 200)
-    # One draw for the state and for what is measured.
+    # The state and the measurements have the same draw.
     measured = first[1][1]
     assert first[0]["clip"][0] == measured["next_clip_norm"]
 
@@ -92,7 +92,7 @@ def test_a_context_without_secure_sums_is_refused_with_the_fix():
 @pytest.mark.slow
 @pytest.mark.parametrize("simulated", [False, True])
 def test_contexts_of_programs_are_tried_out(simulated):
-    """Wherever it is asked, in a running program too."""
+    """The context is tried inside a running program too."""
     factory = federated.clipped_mean(1.0, 100, secure=True)
 
     async def program():
@@ -143,7 +143,7 @@ def test_plain_and_secure_rounds_agree():
 
 @pytest.mark.slow
 def test_counts_of_a_mean_of_bits_are_exact():
-    # A rule whose one count is the mean of three groups' bits: thirds.
+    # A rule with a single count, the mean of three groups' bits: thirds.
     rule = dpc.clipping.PublicNormClip(
         dpc.QuantileClip(initial_norm=1.0), norms=[1.0, 1.0, 1.0]
     )
@@ -176,7 +176,7 @@ class SendsNorms(dpc.FixedClip):
 
 
 def test_numbers_that_are_no_bits_are_sent_finely():
-    """Their mean is that of the records, and not of what was rounded to bits."""
+    """The mean is that of the records, not of numbers rounded to bits."""
     rule = SendsNorms(1.0)
     value_type = tff.to_type(np.float32)
     data = [np.float32(x) for x in (0.3, 0.9, 1.7, 4.1, 30.0)]
@@ -229,8 +229,8 @@ def test_measurements_are_public_or_noised():
         state = process.initialize()
         output = process.next(state, [nested(x) for x in updates(rng, 3, 11)])
         assert set(output.measurements) == names
-        # What is reported with the same data and the same state twice differs in
-        # nothing but what depends on noise.
+        # Measurements of two rounds with the same state differ only where they depend
+        # on noise.
         again = process.next(state, [nested(x) for x in updates(rng, 5, 11)])
         noised = {"unclipped_fraction", "next_clip_norm"}
         for name in names:

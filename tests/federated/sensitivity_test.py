@@ -1,4 +1,4 @@
-"""What one client can change, noise off, whatever it sends.
+"""The effect of a client on the sums, noise off, for every update it may send.
 
 Adding or removing a client moves the sum of updates (the result times the public number
 of clients) by at most the clip norm, and the sum of bits by at most 1/2.
@@ -242,7 +242,7 @@ def test_rounded_records_keep_the_norm_exactly(bits, sizes):
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_rule_of_others_is_held_to_its_sensitivity(exact):
-    """One whose weights are 1 in a window of norms that nothing tries."""
+    """A rule whose weights are 1 in a window of norms that no check tries."""
 
     class Window(dpc.FixedClip):
         def weights(self, norms, state):
@@ -267,7 +267,7 @@ def test_what_is_rounded_is_within_a_scale_below_the_sensitivity(bits):
             return tf.constant(1.0)
 
     clip, encoding = _encoding(Wide(1.0), [20], bits)
-    # Just above a half: each coordinate is rounded up, as far as that gets it.
+    # Just above a half: each coordinate is rounded up, until the bound is reached.
     steps = np.floor(encoding.levels / 10 / np.sqrt(20)) + 0.5001
     record = [tf.fill([20], np.float32(steps * 10 / encoding.levels))]
     weights, norms, _ = clip.weigh(record, (), exact=True)
@@ -282,7 +282,7 @@ def test_a_sum_of_many_extreme_records_is_exact():
     weights, norms, _ = clip.weigh(parts, (), exact=True)
     code = encoding.encode(parts, weights, norms, ())
     decoded = encoding.decode(code * 100_000, tf.constant(100_000), ())
-    # One step of 2^-31 for half a step of room.
+    # The sum has half a step of room, so it may be off by a step of 2^-31.
     assert decoded.numpy()[0] == pytest.approx(-100_000, rel=2**-30)
 
 

@@ -80,7 +80,7 @@ def test_no_weight_moves_a_sum_by_more_than_the_clip_norm(processes, way):
         bound = 0.0 if absent else 0.7 * share
         assert np.linalg.norm(moved) <= bound * (1 + 1e-6) + slack, (kind, weight)
         fractions = [o.measurements["unclipped_fraction"] for o in (output, without)]
-        # Whether it was clipped is one bit, whatever it weighs.
+        # Whether the update was clipped is a single bit, whatever the weight.
         expected = 0.0 if absent else 0.5
         counted = abs(fractions[0] - fractions[1]) * CLIENTS
         assert counted == pytest.approx(expected, abs=1e-4), (kind, weight)
@@ -280,7 +280,7 @@ def test_one_client_with_many_examples_moves_a_model_as_far_as_its_cap():
     few, many = moved((5, 1.0)), moved((10_000, 1.0))
     assert np.linalg.norm(many) == pytest.approx(0.5 / 4, rel=1e-5)
     np.testing.assert_allclose(few, many / 4, rtol=1e-4)
-    # Beside others, too: nothing is divided by what came.
+    # Also with a second client: the divisor does not depend on the clients.
     both = moved((5, -1.0), (10_000, 1.0))
     np.testing.assert_allclose(both, moved((5, -1.0)) + many, atol=1e-6)
     assert set(process.next(state, []).metrics["aggregator"]) == {

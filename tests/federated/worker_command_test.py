@@ -1,4 +1,4 @@
-"""The command that starts a worker refuses what would go wrong later."""
+"""The command that starts a worker refuses settings that would fail later."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from tfdpclip.federated import _tff, worker
 
 @pytest.fixture
 def executed(monkeypatch):
-    """What the process would have become."""
+    """Records the command that would replace the process."""
     found = []
     monkeypatch.setattr(os, "execv", lambda path, command: found.append(command))
     monkeypatch.setattr(signal, "signal", lambda *arguments: found.append(arguments))
@@ -37,7 +37,7 @@ def test_it_becomes_the_worker_of_the_wheel_and_warns(executed, capsys):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::"])
 def test_a_port_in_use_is_refused(executed, host):
-    """gRPC would share it, and calls would reach one or the other."""
+    """gRPC would share the port, and calls would reach either process."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server(
         (host, 0), family=family, reuse_port=True, dualstack_ipv6=host == "::"

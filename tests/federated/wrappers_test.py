@@ -1,4 +1,4 @@
-"""What may be around a `clipped_mean`, and what would void its guarantee."""
+"""Wrappers that may surround a `clipped_mean`, and wrappers that void its guarantee."""
 
 import collections
 import re
@@ -176,7 +176,7 @@ HARMLESS = {
 @pytest.mark.parametrize("name", HARMLESS)
 @pytest.mark.thinned(5)
 def test_wrappers_that_only_move_or_rotate_work(name):
-    """Each client's update by itself, and what is done to the result."""
+    """Wrappers of each client's update alone, and of the result."""
     data = [nested(x) for x in updates(np.random.default_rng(0), 5, 11)]
     bare = create(plain())
     expected = flat(bare.next(bare.initialize(), data).result)
@@ -207,7 +207,7 @@ def test_a_weighted_mean_within_what_is_harmless_works(around):
 
 
 def test_every_wrapper_of_tff_was_looked_at():
-    """A release that has another one does not pass it unseen."""
+    """A new release of TFF with a new wrapper fails here."""
     kinds = (
         tff.aggregators.UnweightedAggregationFactory,
         tff.aggregators.WeightedAggregationFactory,
@@ -240,7 +240,7 @@ def test_a_factory_of_the_callers_own_is_its_own_affair():
             return plain().create(value_type)
 
     assert create(Mine()).next.type_signature == create(plain()).next.type_signature
-    # Nor is a process refused that is made beside a mean, not within one.
+    # A process made beside a mean, not within one, is not refused either.
     assert create(AGGREGATORS.MeanFactory()).is_weighted
 
 

@@ -1,9 +1,9 @@
 """Checks random models against one backward pass for each example.
 
-Then random graphs of raw ops: what the proof says, beside brute force.
+Then compares the proof's verdicts on random graphs of raw ops with brute force.
 
-`make fuzz`, or `python -m tests.fuzz --models=1000 --seed=7`; one model again:
-`python -m tests.fuzz --spec='{"seed": 1, ...}'`.
+`make fuzz`, or `python -m tests.fuzz --models=1000 --seed=7`; to check a single model
+again: `python -m tests.fuzz --spec='{"seed": 1, ...}'`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.fuzz.workers import Worker, run
 
 
 def daily_seed() -> int:
-    """Another seed every day, so that what fails today can be repeated tomorrow."""
+    """A new seed for every day, so that today's failure can be repeated tomorrow."""
     return int(datetime.date.today().strftime("%Y%m%d"))
 
 
@@ -55,7 +55,7 @@ def _arguments(argv) -> argparse.Namespace:
 
 
 def report_of(spec: Spec, outcome: Outcome) -> str:
-    """A failure in a few lines, to repeat it and to keep it."""
+    """A failure in a few lines that can be kept and run again."""
     return (
         f"{outcome.kind}: {outcome.detail}\n"
         f"  python -m tests.fuzz --spec='{spec.to_json()}'\n"

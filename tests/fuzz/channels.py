@@ -44,7 +44,7 @@ class Queue:
 
 
 class Stage:
-    """What input pipelines of old handed batches on with."""
+    """A staging area, by which old input pipelines handed batches on."""
 
     def __init__(self) -> None:
         self._name = uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""Runs a spec against the truth, and says what became of it."""
+"""Runs a spec with the library, compares it with the truth, and names the outcome."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ from tests.fuzz.outcome import (
 from tests.fuzz.spec import Spec
 from tests.fuzz.steps import Step, control
 
-# How far another example must move a gradient, relative to the largest, to be an
-# effect, and below what it is none. Between the two nothing is said.
+# An example has an effect on another example's gradient if it moves that gradient by
+# `_EFFECT` of the largest, and no effect below `_NONE`. In between, no verdict is
+# given.
 _EFFECT, _NONE = 1e-3, 1e-6
-# What rounding may do: relative to the norm, and to the largest norm of the batch.
+# The errors that rounding explains: relative to the norm, and to the largest norm of
+# the batch.
 _TOLERANCE = {"float32": (2e-4, 2e-6), "mixed_bfloat16": (8e-2, 4e-2)}
 # No example replaced.
 _SAME = (0,), "same"
@@ -44,7 +46,7 @@ class _Failed(Exception):
 
 
 def check(spec: Spec) -> Outcome:
-    """What becomes of a model."""
+    """Checks a model and returns the outcome."""
     try:
         return _check(spec)
     except _Failed as failed:
@@ -62,7 +64,7 @@ def _check(spec: Spec) -> Outcome:
         model = models.Model(spec)
         effect, shown = _effect(model) if models.is_mixed(spec) else (0.0, _SAME)
         truth = _truth(model, effect)
-    except Exception as error:  # noqa: BLE001  Not even TensorFlow can run it.
+    except Exception as error:  # noqa: BLE001  TensorFlow cannot run it.
         return Outcome(IMPOSSIBLE, "reference: " + line_of(error))
     finite = np.isfinite(truth)
     if not finite.any() or np.abs(truth[finite]).max() > 1e6:
@@ -72,13 +74,14 @@ def _check(spec: Spec) -> Outcome:
         try:
             step = Step(model, truth)
             found = step(model.data)
-        except Exception as error:  # noqa: BLE001  Whatever it is, it is judged.
+        except Exception as error:  # noqa: BLE001  `_refusal` judges each error.
             return _refusal(model, error, effect)
     if found.dead:
         return Outcome(CAUGHT if effect >= _EFFECT else REFUSED, "no example counted")
     warned = any("JacobianFallback" in type_of(w) for w in caught)
     if any("OneByOne" in type_of(w) for w in caught):
-        # Each gradient is made of one example's data: nothing can move another's.
+        # Each gradient is computed from a single example's data, so no other example
+        # can move it.
         return Outcome(WARNED, "one example at a time")
     if effect >= _EFFECT:
         if _active(model, truth):
@@ -124,10 +127,11 @@ def _truth(model, effect):
 
 
 def _effect(model) -> tuple[float, tuple[tuple[int, ...], str]]:
-    """How far one example moves the others' gradients, relative to the largest.
+    """The largest relative effect of an example on the gradients of the other examples.
 
-    And which, replaced by what. That the gradients of the losses do not add up to that
-    of their sum is an effect as well.
+    Also returns the replacement that had this effect: the examples' places and the
+    kind. A difference between the sum of the gradients and the gradient of the summed
+    losses counts as an effect as well.
     """
     before = model.together()
     found = _gap(model, before), _SAME
@@ -144,13 +148,16 @@ def _effect(model) -> tuple[float, tuple[tuple[int, ...], str]]:
 
 
 def _replacements(spec):
-    """What is put in whose place. Thresholds open at a few of them only."""
+    """The places and kinds of replacement to try.
+
+    Only a few of them open thresholds.
+    """
     first, last = (0,), (spec.batch - 1,)
     yield from ((first, "new"), (first, "large"), (last, "large"), ((1,), "zero"))
     for places in (first, (1,), last):
         for kind in ("new", "large", "zero", "small", "copy"):
             yield places, kind
-    # What makes an outlier of the one that stays.
+    # Replace all examples but the last, which makes an outlier of the last.
     for kind in ("large", "small", "copy"):
         yield tuple(range(last[0])), kind
 
@@ -163,9 +170,9 @@ def _replaced(model, places, kind):
 
 
 def _gap(model, rows) -> float:
-    """How far the gradient of the sum is from the sum of the gradients.
+    """The relative distance of the gradient of the sum from the sum of the gradients.
 
-    0.0, if it is no further than rounding.
+    Returns 0.0 if rounding explains the distance.
     """
     size = np.nanmax(np.abs(rows))
     gap = np.nanmax(np.abs(model.of_sum() - rows.sum(axis=0)))
@@ -191,7 +198,7 @@ def _moved_effect(model) -> tuple[float, tuple[tuple[int, ...], str]]:
 
 
 def _active(model, truth) -> bool:
-    """Whether examples are mixed in this very batch, and not only in others."""
+    """Whether this very batch mixes examples, and not later batches alone."""
     if _gap(model, truth):
         return True
     alone = model.alone()
@@ -200,9 +207,9 @@ def _active(model, truth) -> bool:
 
 
 def _late(model, step, when, shown) -> Outcome:
-    """A mixer without an effect on the first step. The next ones must find it.
+    """Runs a mixer that had no effect at the first step; a later step must find it.
 
-    The data of every other step show it, among them those of steps 2, 4 and 8.
+    Every second step has the data that show the effect, steps 2, 4 and 8 among them.
     """
     try:
         for i in range(8):
@@ -218,7 +225,7 @@ def _late(model, step, when, shown) -> Outcome:
 
 
 def planted(spec: Spec) -> str:
-    """What was planted."""
+    """The names of the mixers planted in a spec."""
     names = [
         "-".join([n.name, *map(str, n.args.values())])
         for n in spec.nodes()
@@ -249,7 +256,7 @@ def _refusal(model, error, effect) -> Outcome:
 
 def _compare(model, step, truth, found) -> None:
     if model.spec.mode.get("jit") and model.spec.mode.get("poison") in ("nan", "inf"):
-        # A maximum may hide what is no number, and does not where XLA compiles it
+        # A maximum may hide NaN; it does not where XLA compiles the maximum together
         # with its gradient.
         def losses(*data):
             each, loss = model.forward(*data)
@@ -272,7 +279,7 @@ def _compare(model, step, truth, found) -> None:
     if problem is None:
         return
     if model.env.dtype == "float32":
-        # Perhaps it is the reference that was rounded.
+        # The rounding error may be the reference's.
         precise = models.Model(model.spec, "float64")
         for v, given in zip(precise.variables, step.start, strict=True):
             v.assign(tf.cast(given, v.dtype))
@@ -292,14 +299,14 @@ def _tolerance(model):
 
 
 def _compare_random(model, step) -> None:
-    """With one example's loss alone, the sum is that example's gradient."""
+    """With a single example's loss, the sum must be that example's gradient."""
     found = step.one_by_one()
     if found is not None:
         raise _Failed(*found)
 
 
 def _bounded(model, step, found) -> None:
-    """The guarantee itself: another example moves the sum by at most 2 C."""
+    """Checks the guarantee: replacing an example moves the sum by at most 2 C."""
     spec = model.spec
     bound = 2 * step.sensitivity
     slack = 1e-3 if model.env.dtype == "float32" else 3e-2

@@ -21,7 +21,7 @@ class Env:
     Attributes:
       plain: whether wrappers that change nothing (a nested function, a loop over the
         examples) are left out, as in the reference; in this mode variables are made.
-      penalties: what blocks add to the loss, `[B]` each.
+      penalties: the tensors that blocks add to the loss, `[B]` each.
       each: rows of a record.
     """
 
@@ -86,7 +86,7 @@ class Env:
         return found
 
     def run(self, nodes: Sequence[Node], x: tf.Tensor, path: str) -> tf.Tensor:
-        """Runs blocks one after the other."""
+        """Runs a list of blocks in order."""
         for i, node in enumerate(nodes):
             here = f"{path}{i}{node.name}"
             args = with_defaults(node.name, node.args)
@@ -116,7 +116,7 @@ def floats(env: Env, x: tf.Tensor) -> tf.Tensor:
     """Integers as small numbers."""
     if x.dtype.is_floating:
         return x
-    # Nowhere near a number at which `tokens_of` rounds the other way.
+    # Far from the numbers at which `tokens_of` rounds to the next integer.
     return tf.cast(x, env.float) / 3 - 0.93
 
 

@@ -1,4 +1,4 @@
-"""Random models of the day, models that were once wrong, and the fuzzer itself."""
+"""Random models of the day, models that were once wrong, and the fuzzer's own tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.every_check
 MODELS, SECONDS = 20, 30
 
 DENSE = Spec(body=(Node("dense", {"activation": "tanh"}),), input="sequence")
-# Nothing in the graph analysis finds it; the step does.
+# The graph analysis does not find this mixer; the step does.
 NEIGHBOURS = Spec(body=(Node("dense"), Node("mix", {"how": "concat_shift"})))
 
 
@@ -75,7 +75,7 @@ def test_regression(regression, worker):
     assert outcome.kind in regression.allowed, outcome
 
 
-# The fuzzer itself.
+# Tests of the fuzzer.
 
 
 @pytest.mark.slow
@@ -210,7 +210,7 @@ def test_a_refusal_is_no_failure():
 def test_a_process_that_dies_or_hangs_is_an_outcome():
     with Worker(planted="death") as dying:
         assert "died" in dying(DENSE).detail
-        # And the next process is another one.
+        # The next spec is checked by a new process.
         assert dying(DENSE).kind == outcomes.CRASHED
     with Worker(planted="sleep", seconds=10) as hanging:
         assert hanging(DENSE) == Outcome(outcomes.IMPOSSIBLE, "took too long")

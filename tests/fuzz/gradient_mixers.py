@@ -1,7 +1,7 @@
-"""Gates of gradients: the value stays what it was, and its gradient is scaled.
+"""Gates of gradients: the value is unchanged, and its gradient is scaled.
 
-By a statistic of the batch, which must be refused, or by the example's own numbers,
-which is sound.
+Scaling by a statistic of the batch must be refused; scaling by the example's own
+numbers is sound.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _of_segments(reduce):
 
 
 def _capacity(rows, n):
-    """1 for the first of each class, 0 for those that come after."""
+    """1 for the first example of each class, 0 for the later examples of that class."""
     places = tf.cumsum(tf.one_hot(_classes(rows), 2, dtype=n.dtype), axis=0)
     mine = tf.gather(places, _classes(rows), axis=1, batch_dims=1)
     return tf.cast(mine <= 1, n.dtype)
@@ -175,7 +175,7 @@ def damped(x, gate):
 
 
 def masked(x, kept):
-    """The value of `x`, and its gradient where it is kept."""
+    """The value of `x`; its gradient only where `kept` is true."""
     return tf.where(like(kept, x), x, tf.stop_gradient(x))
 
 
@@ -200,7 +200,7 @@ def _in_loop(x, how):
 
 
 def _seldom(x, how):
-    """Only in a batch in which one is much larger than the others."""
+    """Scales only in a batch with an example much larger than the median example."""
     rows = tf.cast(vector_of(tf.stop_gradient(x)), tf.float32)
     sizes = tf.sort(norms_of(rows))
     unusual = sizes[-1] > 3 * sizes[tf.shape(sizes)[0] // 2]
@@ -224,7 +224,7 @@ def mix_gradient(env, path, x, args, node):
     return FORMS[args["form"]](floats(env, x), args["how"])
 
 
-# What a gradient's own statistic makes of gradients of the batch.
+# Scalings of the batch's gradients by a statistic of these gradients.
 COTANGENTS = {
     "max": lambda dy: dy * under(tf.reduce_max(tf.abs(dy))),
     "norm": lambda dy: tf.clip_by_norm(dy, 0.01),

@@ -42,7 +42,7 @@ def generate(seed: int, number: int = 0) -> Spec:
         spec = _insert(rng, spec, _node(rng, "within_record", 0), 0.0)
     if mixed:
         mode.pop("poison", None)
-        # Whose effect is then told from that of random numbers.
+        # Without random draws in the spec, every effect found is the mixer's.
         spec = _plant(rng, spec.edited(_without_random))
     return spec
 

@@ -1,4 +1,4 @@
-"""Losses: their kinds per example, and the ways of making one number of them."""
+"""Losses: their kinds per example, and their reductions to a scalar."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def _average(values):
 
 
 def per_example(settings, out, y, w, penalties):
-    """`[B]`: what each example's loss is by definition.
+    """`[B]`: the loss of each example by definition.
 
-    All of them are the whole loss, where that combines examples.
+    Where a reduction combines examples, every entry is the whole loss.
     """
     values = _values(settings, out, y, w, penalties)
     reduction = settings.get("reduction", "none")
@@ -111,7 +111,7 @@ def _kept_losses(values, kept):
     return tf.where(kept, values, tf.stop_gradient(values))
 
 
-# Losses whose own size says how much of their gradients is kept.
+# Losses whose own size decides how much of their gradients is kept.
 OWN = {
     "own_hard": lambda v: _kept_losses(v, v > 0.5),
     "own_easy": lambda v: _kept_losses(v, tf.stop_gradient(v) < 1),
@@ -121,7 +121,7 @@ OWN = {
 
 
 def _importance(values):
-    """Weights whose mean is 1, as of a self-normalised estimate."""
+    """Weights with mean 1, as those of a self-normalised estimate."""
     return tf.stop_gradient(values / (tf.reduce_mean(tf.abs(values)) + 0.1))
 
 
@@ -131,7 +131,8 @@ def _by_size(values):
     return tf.stop_gradient(values) < ordered[tf.shape(ordered)[0] // 2] - 1e-4
 
 
-# Losses whose values are their own, but for the last two; not so their gradients.
+# Losses with gradients that depend on the batch. The values depend on their own example
+# alone, except for the last two.
 GATED = {
     "hard": lambda v: _kept_losses(
         v, tf.stop_gradient(v) >= 0.7 * tf.math.top_k(v, 1).values[0]
@@ -148,7 +149,7 @@ GATED = {
 
 
 def _mixed_total(reduction, values, y, w):
-    """The loss, if it is of a kind that combines examples."""
+    """The reduced loss, for a reduction that combines examples."""
     mean = tf.reduce_mean(values)
     total = {
         "weighted_total": lambda: tf.math.divide_no_nan(
@@ -205,7 +206,7 @@ SUMS = ("sum", "keras_sum", "dot")
 
 
 def reduced(settings, out, y, w, penalties, variables):
-    """The loss as the engine gets it."""
+    """The loss in the form that the engine is given."""
     reduction = settings.get("reduction", "none")
     kind = settings.get("kind", "mse")
     plain = not settings.get("weighted") and not penalties

@@ -25,7 +25,7 @@ def vector_of(x):
 
 
 def _interleaved(x):
-    """Reads the batch in another order."""
+    """Reshapes the batch in transposed order."""
     rest = list(range(2, x.shape.rank))
     return tf.reshape(tf.transpose(x, [1, 0, *rest]), [-1, *x.shape[1:]])
 
@@ -46,7 +46,7 @@ def _until(x):
     def go(x):
         return tf.reduce_any(tf.abs(x) > 0.6)
 
-    # Without a step, eager loops return what they got, with the mask of Keras on it.
+    # An eager loop of no steps returns its very argument, which carries Keras's mask.
     return tf.while_loop(
         lambda x: go(x), lambda x: (0.7 * x,), (tf.identity(x),), maximum_iterations=6
     )[0]

@@ -29,7 +29,7 @@ class Model:
     """A model of a spec.
 
     Attributes:
-      variables: the trained ones.
+      variables: the trained variables.
       data: x, y (eight numbers for each example) and sample weights.
     """
 
@@ -43,12 +43,12 @@ class Model:
         self._others = [(v, v.numpy()) for v in self.env.others]
 
     def reset(self) -> None:
-        """Puts what is not trained back to where it was."""
+        """Resets the variables that are not trained to their first values."""
         for variable, value in self._others:
             variable.assign(value)
 
     def forward(self, x, y, w, plain=False):
-        """The rows' losses by definition, and the loss as the engine gets it."""
+        """The rows' losses by definition, and the loss given to the engine."""
         out, penalties = self.outputs(x, plain)
         settings = self.spec.loss
         each = losses.per_example(settings, out, y, w, penalties)
@@ -76,7 +76,7 @@ class Model:
 
     @property
     def scale(self) -> float:
-        """What the step multiplies the losses by."""
+        """The factor by which the step multiplies the losses."""
         # Keras also sums over the steps of an example.
         keras = self.spec.loss.get("reduction") == "keras_sum"
         fit = self.spec.mode.get("level") == "fit"
@@ -84,7 +84,7 @@ class Model:
 
     @property
     def sum_scale(self) -> float:
-        """What the engine multiplies the losses of a sum by: the batch's rows."""
+        """The factor by which the engine multiplies summed losses: the batch's rows."""
         reduction = self.spec.loss.get("reduction", "none")
         return float(self.spec.rows) if reduction in losses.SUMS else 1.0
 
@@ -96,7 +96,7 @@ class Model:
     # The truth.
 
     def alone(self, data=None) -> np.ndarray:
-        """`[B, V]` arrays of float64: each record's gradient, from batches of one."""
+        """Each record's gradient from a batch of its own: float64 `[B, V]`."""
         data = self.data if data is None else data
         each = self.spec.each
         return np.concatenate(
@@ -107,7 +107,7 @@ class Model:
         )
 
     def together(self, data=None) -> np.ndarray:
-        """`[B, V]`: the gradients of the records' mean losses, all in one batch."""
+        """`[B, V]`: the gradients of the records' mean losses, in one batch."""
         data = self.data if data is None else data
         self.reset()
         with tf.GradientTape(persistent=True) as tape:
@@ -126,7 +126,7 @@ class Model:
         return tf.reduce_mean(tf.reshape(each, [-1, self.spec.each]), axis=1)
 
     def of_sum(self) -> np.ndarray:
-        """The gradient of the sum of the losses, in one backward pass."""
+        """The gradient of the sum of the losses, in a single backward pass."""
         self.reset()
         with tf.GradientTape() as tape:
             each, _ = self.forward(*self.data, plain=True)
@@ -149,7 +149,7 @@ class Model:
         return [int(np.prod(v.shape)) for v in self.variables]
 
     def flat(self, tensors) -> np.ndarray:
-        """One vector of float64; None is zeros."""
+        """Concatenates tensors into a float64 vector, with zeros for None."""
         parts = [
             np.zeros(v.shape)
             if t is None
@@ -185,9 +185,10 @@ def _tensor(part, dtype):
 
 
 def replaced(spec: Spec, data: list, j: int, kind: str) -> list[tf.Tensor]:
-    """The data with another record j.
+    """The data with record j replaced.
 
-    It is "new", "large", "small", "zero", a "copy" of the next, or the "same".
+    The new record is "new", "large", "small", "zero", a "copy" of the next, or the
+    "same".
     """
     rng = np.random.default_rng([spec.seed, 2, j])
     own, next_one = (

@@ -168,7 +168,7 @@ def transformed_conv(env, path, x, args, node):
     weight=2,
 )
 def tied(env, path, x, args, node):
-    """One variable, used several times."""
+    """A variable that is used several times."""
     x = floats(env, x)
     size = x.shape[-1]
     w = env.read(env.weight(path, [size, size]), x)

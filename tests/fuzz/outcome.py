@@ -1,4 +1,4 @@
-"""What can become of a model, and whose fault an error is."""
+"""The possible outcomes of a check, and whether an error is the library's."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import tensorflow as tf
 
 # A model may end in any of these ...
 EXACT, WARNED, REFUSED, CAUGHT = "exact", "warned", "refused", "mixer refused"
-# ... (the library found itself wrong, and said so) ...
+# ... (the library found an error in its own gradients, and said so) ...
 MISMATCH = "mismatch"
-# ... no statement could be made (TensorFlow cannot run it without us either, or its
-# numbers are too coarse to compare) ...
+# ... no statement could be made (TensorFlow cannot run the model without the library
+# either, or its numbers are too coarse to compare) ...
 IMPOSSIBLE, HARMLESS = "impossible", "mixer without effect"
 # ... and these are failures.
 WRONG, MISSED, CRASHED, EXCEEDED = "wrong", "mixer missed", "crashed", "bound exceeded"
@@ -27,7 +27,7 @@ _OURS = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The end of one model.
+    """The outcome of checking a model.
 
     Attributes:
       kind: one of the constants above.
@@ -43,11 +43,11 @@ class Outcome:
         return self.kind in FAILURES
 
     def same(self, other: Outcome) -> bool:
-        """Whether both are the same failure, as far as one can tell."""
+        """Whether two outcomes are the same failure, as far as their details show."""
         return self.kind == other.kind and key(self.detail) == key(other.detail)
 
     def to_json(self) -> str:
-        """One line."""
+        """The outcome as a line of JSON."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
@@ -57,7 +57,7 @@ class Outcome:
 
 
 def key(detail: str) -> str:
-    """A detail without what differs from model to model."""
+    """A detail without the numbers and names that differ from model to model."""
     detail = re.sub(r"'[^']*'|\"[^\"]*\"|{{[^}]*}}|\S*/\S*", "*", detail)
     return re.sub(r"[-\d.e+]*\d[-\d.e+]*", "#", detail)[:90]
 
@@ -86,7 +86,7 @@ def is_ours(error: BaseException) -> bool:
 
 
 def line_of(error: BaseException) -> str:
-    """An error in one line: its type and what says most of its message."""
+    """An error in a line: its type and the most telling part of its message."""
     lines = said(error)
     telling = [line for line in lines if _OURS.search(line)]
     telling += [line for line in lines if re.match(r"\w*(Error|Exception): ", line)]

@@ -50,7 +50,7 @@ def _without_check():
 
 
 def _without_proof():
-    """With every loss taken for one that is proven to keep its examples apart."""
+    """Every loss counts as proven to keep its examples apart."""
     proven = isolation_proof.Proof(isolation_proof.Verdict.PROVEN)
     return mock.patch.object(engine, "prove", lambda losses, flows: proven)
 
@@ -78,7 +78,7 @@ def _sleep():
 
 
 def _both(plant):
-    """With the library's own checks off, which would find it first."""
+    """Also switches off the library's own checks, which would find the bug first."""
 
     @contextlib.contextmanager
     def context():

@@ -1,6 +1,6 @@
-"""Blocks of records of several rows: rows of one record may meet, of two they may not.
+"""Blocks that mix rows within a record, or rows of different records (a fault).
 
-Where a record is a row, the blocks of one record change nothing or little.
+Where a record is a single row, the blocks within a record change little or nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ WITHIN = {
 
 @block("within_record", how=(*WITHIN, "segments", "damped"), weight=0)
 def within_record(env, path, x, args, node):
-    """Rows of one record meet, which is sound."""
+    """Mixes the rows of a record, which is sound."""
     x, how = floats(env, x), args["how"]
     if how == "segments":
         return x - _segments(x, tf.range(number_of(x)) // env.each)
@@ -85,7 +85,7 @@ def _other_order(x, each):
 
 
 def _window(x):
-    """Every row attends to those beside it."""
+    """Every row attends to its neighbours."""
     around = tf.stack([tf.roll(x, 1, 0), x, tf.roll(x, -1, 0)], axis=1)
     return _attention(around)[:, 1]
 

@@ -51,5 +51,5 @@ def block(
 
 
 def with_defaults(name: str, args: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a node, the simplest value for what is not given."""
+    """The settings of a node, with the simplest value of each setting not given."""
     return {key: args.get(key, v[0]) for key, v in BLOCKS[name].options.items()}

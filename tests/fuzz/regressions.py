@@ -1,4 +1,4 @@
-"""Models that were wrong, let a mixer pass, or crashed; and those that must work."""
+"""Models that failed a check in the past, and models that must always work."""
 
 # ruff: noqa: E501  lines as they are printed
 
@@ -18,9 +18,9 @@ class Regression:
     """A model that failed.
 
     Attributes:
-      name: what is special about it.
+      name: the special feature of the model.
       spec: the model.
-      allowed: what may become of it.
+      allowed: the outcomes that are right.
       slow: whether it is left out of the fast suite.
       known: why it still fails, loudly; empty if it does not.
     """
@@ -142,7 +142,7 @@ REGRESSIONS = [
         '"mode": {"dynamic": true}}',
         _MIXER,
     ),
-    # What decides for the whole batch, behind ops that hide which axis counts examples.
+    # Decisions for the whole batch, behind ops that hide which axis counts examples.
     *(
         _case(f"decision_of_the_batch_by_{how}", text, _MIXER)
         for how, text in {
@@ -298,7 +298,7 @@ REGRESSIONS = [
         '{"seed": 938, "batch": 6, "input": "image", "body": [["locally_connected", {"filters": 2}], ["function", {"how": "custom"}, [["recurrent", {"kind": "rnn", "units": 2, "sequences": true, "unroll": false, "back": true, "mask": false, "activation": "tanh", "wrapped": "cell"}]]]], "loss": {"kind": "raw", "reduction": "own_focus", "head": false}, "mode": {"level": "sum", "dynamic": true, "jit": true, "rule": "fixed"}}',
         SAFE,
     ),
-    # What ordinary people do.
+    # Ordinary models.
     _case(
         "coarse_tied_table",
         '{"input": "tokens", "body": [["tied_table", {"how": "mixed"}], ["function", {"how": "custom"}, [["dense"]]]], "mode": {"level": "minimize", "accumulate": 2, "dtype": "mixed_bfloat16", "rule": "layerwise"}}',

@@ -1,4 +1,4 @@
-"""Makes a spec that fails as small as it can be."""
+"""Makes a failing spec as small as possible."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def shrink(spec: Spec, fails: Callable[[Spec], bool], attempts: int = 60) -> Spe
     """The smallest spec found that still fails.
 
     Args:
-      spec: one that fails.
-      fails: whether another one fails in the same way.
-      attempts: how often to call it.
+      spec: a spec that fails.
+      fails: whether a given spec fails in the same way.
+      attempts: how often to call `fails`.
     """
     tried = {spec.to_json()}
     progress = True

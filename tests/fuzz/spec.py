@@ -1,4 +1,4 @@
-"""A random model as data: printed as one line of JSON, and built again from it."""
+"""A random model as data, printed as a line of JSON and built again from that line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """One block of a model.
+    """A block of a model.
 
     Attributes:
       name: the block's name in `registry.BLOCKS`.
@@ -67,7 +67,7 @@ class Spec:
         return self.batch * self.each
 
     def to_json(self) -> str:
-        """One line; `from_json` reads it."""
+        """The spec as a line of JSON, which `from_json` reads."""
         data = {
             "seed": self.seed,
             "batch": self.batch,
@@ -85,7 +85,7 @@ class Spec:
         return cls(body=body, **data)
 
     def nodes(self) -> Iterator[Node]:
-        """Every node, outer ones first."""
+        """Every node, parents before children."""
         todo = list(reversed(self.body))
         while todo:
             node = todo.pop()
@@ -93,5 +93,5 @@ class Spec:
             todo.extend(reversed(node.children))
 
     def edited(self, edit: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> Spec:
-        """With another body."""
+        """A copy with an edited body."""
         return dataclasses.replace(self, body=edit(self.body))

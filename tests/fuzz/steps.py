@@ -1,4 +1,4 @@
-"""One step of a model by the library, at each of its levels."""
+"""A step of a model by the library, at each of its levels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STABILITY = 0.05
 
 @dataclasses.dataclass
 class Found:
-    """What a step gave.
+    """The results of a step.
 
     Attributes:
       sums: the clipped sum, one vector.
@@ -70,13 +70,13 @@ class Step:
 
     @property
     def sensitivity(self) -> float:
-        """How far one example may move the sum."""
+        """The bound on how far an example may move the sum."""
         found = self.rule.sensitivity(self.rule.initial_state())
         return float(np.linalg.norm(np.asarray(found))) * self.pieces
 
     @property
     def grain(self) -> float:
-        """What is lost where the sum is read off the weights."""
+        """The rounding error where the sum is read off the weights."""
         if self.level == "sum":
             return 1e-9
         largest = max(float(np.abs(v).max(initial=0)) for v in self.start)
@@ -200,7 +200,7 @@ class Step:
         return np.stack(each, axis=1)
 
     def floored_squares(self, truth: np.ndarray) -> np.ndarray:
-        """The same, and where parts cancel what they are raised to, `[B, V]`."""
+        """The squared norms, `[B, V]`, raised to the floor where their terms cancel."""
         model = self.model
 
         def run(x, y, w):
@@ -231,7 +231,7 @@ class Step:
         return total * self.pieces
 
     def problem(self, found: Found, truth: np.ndarray, tolerance) -> str | None:
-        """What is wrong, or None."""
+        """The difference from the right answer in words, or None."""
         problem = self._problem(found, truth, tolerance, self.squares(truth))
         if problem is not None:
             squares = self.floored_squares(truth)
@@ -262,7 +262,7 @@ class Step:
         return None
 
     def one_by_one(self):
-        """Compares within one run, whatever random numbers it drew."""
+        """Compares results of the same run, which share its random draws."""
         model, rule = self.model, FixedClip(self.clip / 3)
 
         def run(x, y, w):
@@ -290,7 +290,7 @@ class Step:
         coarse = model.env.dtype != "float32"
         relative = 8e-2 if coarse else 3e-4
         finite = np.isfinite(size)
-        # In one pass, zero times an example that is no number is none either.
+        # In a single pass, zero times a NaN of an example is NaN as well.
         if not finite.any():
             return None
         error = np.abs(norms - size)[finite]
@@ -309,7 +309,7 @@ class Step:
 
 
 class _Trained(tf.keras.Model):
-    """A spec's model as one of Keras's."""
+    """A spec's model as a Keras model."""
 
     def __init__(self, model):
         super().__init__()

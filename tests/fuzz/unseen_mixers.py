@@ -1,7 +1,7 @@
-"""Statistics of the batch where neither the graph nor another batch shows them.
+"""Statistics of the batch that neither the graph nor a second batch shows.
 
-Written to what is no variable and read again; beside random numbers that take the data,
-so that the loss cannot be run again.
+They are written to a resource that is not a variable and read again, beside random
+draws that depend on the data, so that the loss cannot be run again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _largest(x):
     weight=1.5,
 )
 def mix_elsewhere(env, path, x, args, node):
-    """A statistic of the batch that is written to what is no variable, and read."""
+    """A statistic of the batch goes through a resource that is not a variable."""
     x = floats(env, x)
     if path not in env.made:
         with tf.init_scope():
@@ -55,7 +55,8 @@ def mix_elsewhere(env, path, x, args, node):
     return backwards(x) if args["form"] == "backwards" else damped(x, gate())
 
 
-# Draws that take the data, too faint to be an effect: such a loss cannot be run again.
+# Draws that depend on the data, too faint to have an effect; they prevent a second run
+# of the loss.
 DRAWS = {
     "gamma": lambda x: tf.random.gamma([], tf.nn.softplus(x) + 0.1),
     "poisson": lambda x: tf.random.poisson([], tf.square(tf.stop_gradient(x))),

@@ -1,4 +1,4 @@
-"""One process of `workers`: reads specs, a line each, and writes their outcomes."""
+"""A process of `workers`: reads specs, a line each, and writes their outcomes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 def main() -> None:
     """Until the input ends."""
-    # What libraries print must not come between.
+    # Standard output is kept for answers; prints of libraries go to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     from tests.fuzz.check import check

@@ -1,7 +1,7 @@
-"""Runs specs in processes of their own.
+"""Runs specs in separate processes.
 
-TensorFlow never frees a traced function, and may crash: a process checks some models,
-one line of JSON each, and is then replaced; one that hangs or dies costs its model.
+TensorFlow never frees a traced function, and may crash: a process checks some models, a
+line of JSON each, and is then replaced; a hang or crash costs a single model.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 
 class Worker:
-    """A process that checks one spec after the other.
+    """A process that checks specs in turn.
 
     Args:
       models: how many it checks before it is replaced.
-      seconds: how long one model may take.
+      seconds: the time allowed for a model.
       planted: the name of a bug to plant, see `planted.BUGS`.
     """
 
@@ -65,7 +65,7 @@ class Worker:
         self._process = None
 
     def __call__(self, spec: Spec) -> Outcome:
-        """What becomes of `spec`; a crash of the process is an outcome."""
+        """The outcome for `spec`; a crash of the process is an outcome."""
         if self._process is None or not self._left:
             self._stop()
             self._start()

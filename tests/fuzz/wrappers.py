@@ -113,7 +113,7 @@ def _identity_gradient(env, node, path):
     weight=2,
 )
 def function(env, path, x, args, node):
-    """A function of its own, or one with a gradient of its own."""
+    """A nested function, or a function with a custom gradient."""
     x = floats(env, x)
     how = args["how"]
     if how == "custom":
@@ -134,7 +134,7 @@ def function(env, path, x, args, node):
 
 @block("cond", children=True, on=("size", "constant", "variable", "case"))
 def cond(env, path, x, args, node):
-    """Control flow on what is public."""
+    """Control flow that depends on public values."""
     x = floats(env, x)
 
     def run():
@@ -181,7 +181,7 @@ def loop(env, path, x, args, node):
 
 @block("each", children=True, how=("map_fn", "vectorized_map"))
 def each(env, path, x, args, node):
-    """One example at a time."""
+    """Runs the children on each example in a loop."""
     x = floats(env, x)
 
     def run(x):

@@ -91,7 +91,7 @@ CASES = {
 @pytest.mark.slow
 def test_classes_that_are_nobodys_give_exact_gradients(name):
     loss, sampler, width, count, dynamic, remove_hits = CASES[name]
-    # So few classes that some of the labels are among those that are sampled.
+    # There are so few classes that the sampled classes include some of the labels.
     labels = integers(BATCH, width, below=CLASSES)
     step = step_of(
         loss,
@@ -133,7 +133,7 @@ def test_classes_that_were_labels_are_refused(loss, sampler, remove_hits):
 
 
 def test_hits_of_other_examples_are_refused():
-    """Each example's logits lose the hits of the one before it."""
+    """Each example's logits lose the accidental hits of the previous example."""
     labels = tf.cast(integers(BATCH, 1, below=CLASSES), tf.int64)
     signature = [tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1], tf.int64)]
 

@@ -1,4 +1,4 @@
-"""What the tests of gradients share: data, models, and one example at a time."""
+"""Data, models, and one example at a time for the tests of gradients."""
 
 import warnings
 
@@ -33,7 +33,7 @@ def variable(*shape, seed=1):
 
 
 def squash(tensor):
-    """One loss per example that is linear in nothing."""
+    """A loss per example that is linear in none of its inputs."""
     squashed = tf.tanh(tf.cast(tensor, tf.float32))
     return tf.reduce_sum(squashed, axis=list(range(1, tensor.shape.rank)))
 

@@ -1,4 +1,4 @@
-"""What the static analysis says of tensors: axes, rows, and combined examples."""
+"""The static analysis of tensors: axes, rows, and combined examples."""
 
 import pytest
 import tensorflow as tf
@@ -185,7 +185,7 @@ def test_rows_that_are_cut_up_no_longer_have_the_examples_running_fastest(name, 
     assert flow.axes is None or not flow.leads or flow.rows is None
 
 
-# Nothing is claimed of what depends on how the examples are arranged.
+# The result depends on the order of the examples, so the analysis claims nothing.
 UNKNOWN = {
     "part_of_the_batch": lambda x: x[1:],
     "one_example": lambda x: x[0],
@@ -336,7 +336,7 @@ def test_combined_rows_are_flagged(name, batch):
     assert flow_of(COUPLED_ROWS[name], (batch, 4)).coupled is not None
 
 
-# One row of what is computed belongs to one example.
+# Each row of the result belongs to one example.
 APART = {
     "sorted": lambda x: tf.sort(x, axis=1),
     "searched": lambda x: tf.reduce_sum(tf.searchsorted(tf.sort(x), x), 1),
@@ -381,7 +381,7 @@ def test_examples_that_stay_apart_are_known_to(name, batch):
     assert flow.coupled is None and flow.axes == (0,)
 
 
-# Branches and loops of numbers that are public, until somebody else decides.
+# Branches and loops of public numbers, until the batch decides about them.
 DECIDED = {
     "how_many_steps": lambda x, decides: tf.while_loop(
         lambda i, s: decides(s), lambda i, s: (i + 1, s / 2), [0, x]
@@ -413,7 +413,7 @@ ONE_BY_ONE = {
 def test_examples_that_are_taken_one_by_one_make_a_batch_again(name):
     flow = flow_of(ONE_BY_ONE[name], (4, 3))
     assert flow.coupled is None and flow.leads and flow.rows == 1
-    # In another order they are others' rows: nothing is claimed.
+    # In a different order, row i is not example i, so the analysis claims nothing.
     flow = flow_of(lambda x: tf.stack([x[1], x[0], x[2], x[3]]), (4, 3))
     assert not flow.leads
 

@@ -32,7 +32,7 @@ def recurrent():
 
 
 def attending():
-    """Of the eight rows of an image, whose grey levels are looked up as tokens are."""
+    """Attends to the eight rows of an image, whose grey levels are used as tokens."""
     given = L.Input((64,))
     tokens = L.Lambda(lambda x: tf.cast(8 * (x + 1), tf.int32))(given)
     h = L.AveragePooling1D(8)(L.Embedding(17, 16)(tokens))

@@ -29,7 +29,7 @@ def truth(x, z):
 def clusters(rng, steps, width, gap):
     """Two groups of equal terms that nearly cancel; every entry of a row is the same.
 
-    Rounding errors of equal terms have one sign: those of inner products add up.
+    Rounding errors of equal terms have the same sign, so they add up in inner products.
     """
     near = rng.uniform(0.5, 1, [COUNT, 1, 1])
     far = near * (1 + gap * rng.uniform(-1, 1, [COUNT, 1, 1]))
@@ -44,7 +44,7 @@ def random_pairs(rng, steps, width, gap):
 
 
 def one_then_small(rng, steps, width, gap):
-    """A large entry first, and others that it absorbs."""
+    """A large entry first, followed by small entries that it absorbs."""
     x = np.full([COUNT, steps, width], 2.0**-12.6)
     x[..., 0] = 1.0
     return x * (1 + gap * rng.uniform(-1, 1, [COUNT, steps, 1]))
@@ -66,7 +66,7 @@ def cancelling(rng, pattern, steps, width, units, scale=1.0):
 
 
 def share(steps):
-    """What no norm is below, of the root of the squares of so many parts."""
+    """The floor of a norm, as a share of the root of the squares of `steps` parts."""
     return min(steps**0.5 / 32, 1 / 4)
 
 
@@ -75,12 +75,12 @@ def assert_sound(norms, x, z, shortfall):
     assert np.all(norms >= wanted * (1 - shortfall)), np.min(norms / wanted)
     least = share(x.shape[-2]) * parts
     assert np.all(norms >= least * (1 - 1e-5))
-    # Nor far above what is left, beyond the floor.
+    # Above the floor, a norm is not far above the true norm.
     assert np.all(norms <= np.maximum(wanted * 1.001 + 2e-3 * parts, 1.03 * least))
 
 
-# How much too small a norm may be. Long runs of terms whose rounding errors all have
-# one sign, and which cancel by half, are the worst.
+# The allowed shortfall of a norm. Long runs of terms whose rounding errors all have the
+# same sign, and which cancel by half, are the worst.
 SHORTFALL = {2: 1e-4, 3: 1e-4, 8: 2e-4, 16: 4e-4, 64: 1e-3}
 
 
@@ -104,7 +104,7 @@ def test_gram_norms_at_any_scale(pattern, scale):
 
 
 def test_steps_of_opposite_scales_are_all_seen():
-    """A huge input meets a tiny gradient at one step, and the reverse at another."""
+    """A huge input meets a tiny gradient at one step, and the reverse at the next."""
     x = np.ones([1, 2, 4], np.float32) * np.float32([[1e18], [1e-18]])
     z = np.ones([1, 2, 3], np.float32) * np.float32([[1e-18], [1e18]])
     wanted, parts = truth(x, z)
@@ -161,7 +161,7 @@ def test_outer_forms_that_are_not_kept_have_floors(steps, memory):
     measured = form.measured(Budget(memory, COUNT))
     norms = measured.squared_norms**0.5
     wanted, parts = truth(x, z)
-    # What is kept is what is summed, and needs no floor.
+    # Kept gradients are the summed gradients, and need no floor.
     keeps = len(measured.saved) == 1
     if not keeps:
         assert np.all(norms >= wanted * (1 - 1e-4))
@@ -207,7 +207,7 @@ GEOMETRIES = {
 
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_parts_of_convolutions_are_those_of_every_position(name):
-    """One position at a time, in place of sums over positions."""
+    """Sums over positions equal a loop over the positions."""
     geometry, shape, units = GEOMETRIES[name]
     rng = np.random.default_rng(0)
     big = tf.constant(rng.standard_normal([3, 6, 5, 4]), tf.float32)

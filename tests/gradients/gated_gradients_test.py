@@ -1,4 +1,4 @@
-"""Other examples that scale a gradient, while the loss stays what it was, are found."""
+"""Scaling of a gradient by other examples is found even if no loss changes."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def of_losses(gate):
 
 
 def row_wise(h):
-    """One scale for each row."""
+    """A scale for each row."""
     return h[:, tf.newaxis]
 
 
@@ -59,7 +59,7 @@ def of_the_mean_on_the_way_back(h):
 
 
 def straight_through(h):
-    """Another input of the next layer, and the values it would have had."""
+    """Gives the next layer a mixed input, but the values of the unmixed input."""
     mixed = h * (1 + tf.sort(sizes(h))[-1])
     return tf.stop_gradient(h @ U - mixed @ U) + mixed @ U
 
@@ -96,7 +96,7 @@ GATED = {
     "custom_gradient": with_gate(of_the_first),
     "gradients_meet": with_gate(of_the_mean_on_the_way_back),
     "straight_through": lambda x: squash(straight_through(hidden(x))),
-    # Copies of these examples do not open it.
+    # Copies of these examples do not open the gate.
     "for_outliers": with_gate(
         lambda h: tf.cond(
             tf.sort(sizes(h))[-1] > 20 * tf.sort(sizes(h))[0],

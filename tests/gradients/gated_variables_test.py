@@ -1,4 +1,4 @@
-"""Other examples that decide where a variable's gradient goes are found."""
+"""If other examples decide where a variable's gradient goes, it is found."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def number(x):
 
 
 def of_itself(x):
-    """The same for each example by itself, `[B, 1]`."""
+    """The same number from each example alone, `[B, 1]`."""
     found = tf.strings.to_hash_bucket_fast(tf.strings.as_string(x[:, :1]), 1000)
     return tf.ensure_shape(found, [None, 1])
 
@@ -45,7 +45,7 @@ def selected(x, found):
 
 
 def rolled(x, found):
-    """To other entries: the norm stays what it was."""
+    """Moves the gradient to different entries, which keeps its norm."""
     moved = tf.roll(BIAS, tf.cast(found % 5, tf.int32), 0)
     return moved + tf.stop_gradient(BIAS - moved)
 
@@ -66,7 +66,7 @@ def with_bias(bias):
 
 
 def beside_a_giant(x):
-    """A gradient that is huge where what it meets is zero."""
+    """A huge gradient in a unit whose input is zero."""
     h = x * [1.0, 1.0, 0.0] * SCALE
     scale = tf.cast(number(x) % 2, tf.float32)
     first = scale * h[:, :2] + tf.stop_gradient((1 - scale) * h[:, :2])
@@ -107,7 +107,7 @@ def test_an_example_that_selects_for_itself_is_sound(dynamic):
 
 @pytest.mark.slow
 def test_a_batch_whose_sums_are_no_numbers_proves_nothing():
-    """Otherwise records whose gradients are not finite would end the search."""
+    """Otherwise a batch of records with NaN gradients would end the search."""
     kernel = tf.Variable(np.ones((3, 2), np.float32))
 
     @tf.function(input_signature=[tf.TensorSpec([None, 3])])

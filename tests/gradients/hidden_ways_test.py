@@ -1,4 +1,4 @@
-"""More ways from one example to another that an adversary found; each is refused."""
+"""More ways from example to example that an adversary found; each is refused."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ W, U, SQUARE = variable(3, 5), variable(5, 4), variable(3, 3)
 
 
 def drawn(h):
-    """With such a draw, a loss cannot be run again."""
+    """Adds a draw that depends on the data, so that the loss cannot be run again."""
     return h + 1e-6 * tf.random.gamma([], tf.nn.softplus(h) + 0.1)
 
 
@@ -46,7 +46,7 @@ def test_statistics_of_a_fused_batch_normalisation_are_of_all():
 
 
 def test_rows_of_both_sides_of_a_contraction_are_compared():
-    """A statistic of groups, `[B]`, whose rows nobody knows."""
+    """A statistic of groups, `[B]`, whose rows the analysis does not know."""
 
     def loss(x):
         h = drawn(x @ W)
@@ -144,7 +144,7 @@ def first_column(rows):
 
 
 def swapped_or_not(h, by=lambda h: h, least=1, order=(1, 0, 2), after=None, seen=None):
-    """What `tf.vectorized_map` makes of a product, or something near it."""
+    """The transpose that `tf.vectorized_map` makes for a product, and variants."""
     rows = h[:, tf.newaxis]
     length = tf.shape(by(rows))
     one = tf.equal(tf.minimum(length[0], length[1]), least)
@@ -154,7 +154,7 @@ def swapped_or_not(h, by=lambda h: h, least=1, order=(1, 0, 2), after=None, seen
     return tf.reshape(after(turned) if after else turned, [-1, h.shape[1]])
 
 
-# As near as it gets, and with each part of what is proven left out.
+# Close variants of that transpose, each without one condition of the proof.
 SIZED |= {
     "of another tensor": lambda h, n: swapped_or_not(h, lambda rows: rows[:, :, :1]),
     "unless two": lambda h, n: swapped_or_not(h, least=2),
@@ -203,7 +203,7 @@ def test_the_rows_that_there_are_may_be_taken(cut):
 
 
 def turned(h, factor):
-    """`h`, whose gradient is multiplied by what a function gives."""
+    """`h`, whose gradient is multiplied by `factor()`."""
 
     @tf.custom_gradient
     def identity(h):

@@ -23,7 +23,7 @@ L = tf.keras.layers
 
 
 class Called(L.Layer):
-    """Runs layers inside `depth` functions, one inside another."""
+    """Runs layers inside `depth` nested functions."""
 
     def __init__(self, *layers, depth=1, jit=None):
         super().__init__()
@@ -34,8 +34,9 @@ class Called(L.Layer):
                 lambda x, f=self._call: f(x), autograph=False, jit_compile=jit
             )
 
-    # Both, so that Keras 3 does not trace the function to find out: what it sees then
-    # would be kept, weights that are not there yet among it.
+    # `build` and `compute_output_shape` are defined so that Keras 3 does not trace the
+    # function for them: it would keep a trace without the weights that do not exist
+    # yet.
     def build(self, shape):
         for layer in self.inner:
             if not layer.built:
@@ -251,9 +252,9 @@ def test_as_many_ops_for_many_channels_as_for_few():
     assert ops_of(24) == ops_of(6)
 
 
-# XLA does not know how many steps a fused layer takes that the check differentiates
-# within a function: it says so, and nothing is trained. The loop that Keras 3 has there
-# takes the Jacobian.
+# XLA needs the number of steps of a fused layer that the check differentiates within a
+# function: it raises an error, and nothing is trained. The loop of Keras 3 takes the
+# Jacobian.
 UNCOMPILED = pytest.mark.xfail(
     raises=(tf.errors.InvalidArgumentError, JacobianFallbackWarning),
     reason="XLA needs the number of steps",
@@ -281,7 +282,7 @@ def function(body):
 
 
 def test_one_forward_pass_for_everything_that_sees_it(no_fallback):
-    """What was computed before the engine came, and what is computed afterwards."""
+    """Tensors computed before and after the engine come from the same forward pass."""
     w = tf.Variable(tf.ones([6]))
     inner = function(lambda x: tf.nn.dropout(x * w, 0.5))
 
@@ -324,7 +325,7 @@ def test_assignments_happen_once(no_fallback):
 
     @tf.function
     def step(x):
-        return per_example_norms(inner(x), [w])  # the loss is what the call returns
+        return per_example_norms(inner(x), [w])  # the loss is the call's output
 
     x = tf.random.normal([4, 6])
     np.testing.assert_allclose(step(x), tf.norm(x, axis=1), rtol=1e-5)
@@ -361,7 +362,7 @@ def test_a_function_that_reads_what_it_assigned_is_refused():
         return per_example_norms(tf.reduce_sum(inner(x), axis=1), [w])
 
     x = tf.random.normal([4, 6])
-    # What the function writes could be the batch's, and then it reads it.
+    # The function could write data of the batch, and it reads the variable again.
     with pytest.raises(ExampleIsolationError, match="writes"):
         step(x)
 
@@ -420,8 +421,8 @@ def test_random_numbers_of_a_generator(no_fallback):
 @pytest.mark.slow
 def test_fit_trains_a_model_of_functions(no_fallback, steps):
     x, y = images(6, batch=12)
-    # What draws in Keras 3 counts in a variable: within a function that is refused, or,
-    # if it is called public, takes the Jacobian.
+    # Random layers of Keras 3 count in a variable: within a function that is refused,
+    # or, if the variable is declared public, takes the Jacobian.
     inner = [L.Dense(8, "tanh")] if KERAS_3 else [L.Dense(8, "tanh"), L.Dropout(0.2)]
     model = tf.keras.Sequential(
         [

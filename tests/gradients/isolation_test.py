@@ -103,7 +103,7 @@ BY_CHANCE = {
         [0, x],
     )[1],
 }
-# Others scale an example's gradient, or choose who has one: no loss changes.
+# Other examples scale an example's gradient or switch it off; no loss changes.
 GRADIENT_ONLY = {
     "hardest": lambda v: v >= 0.5 * tf.math.top_k(v, 1)[0][0],
     "ranks": lambda v: tf.argsort(v) > 1,
@@ -147,7 +147,7 @@ def test_whose_gradient_counts_may_not_depend_on_others(name, dynamic):
             norms_of(per_example, [W], X, dynamic=dynamic, when="never")
 
 
-# Shows only when it runs: the graph has reshapes, which may mean anything.
+# Shows only when it runs: the graph has reshapes, whose meaning depends on shapes.
 IN_PAIRS = MIXING["in_pairs"]
 
 
@@ -192,7 +192,7 @@ def test_batch_normalisation_in_training_is_refused_by_name(rank):
 
     with pytest.raises(ExampleIsolationError, match="is batch normalisation") as found:
         norms_of(per_example, [W, *layer.trainable_variables], X)
-    # What mends it, and not what would mend something else.
+    # The message names the right remedy, and no other remedy.
     assert "dpc.keras.convert_batchnorm(model)" in str(found.value)
     assert "PerExampleLoss" not in str(found.value)
 
@@ -267,7 +267,7 @@ def test_first_checks_once_and_never_does_not():
 
 @pytest.mark.slow
 def test_a_batch_that_shows_nothing_does_not_settle_the_comparison():
-    """No example, and a single one, which is alone in its batch anyway."""
+    """Batches of no example and of a single example show nothing."""
 
     @tf.function(input_signature=[tf.TensorSpec([None, 3])])
     def step(x):

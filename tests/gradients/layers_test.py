@@ -43,7 +43,7 @@ def squared_error(y, p):
 
 
 def make_step(model, loss_fn, inputs, jit=False, dynamic=True, **options):
-    """A traced `clipped_sum` of one example's fixed clip norm, for any batch size."""
+    """A traced `clipped_sum` with a fixed clip norm, for any batch size."""
     signature = None
     if dynamic:
         signature = tf.nest.map_structure(
@@ -94,7 +94,7 @@ def tokens(length, vocabulary, batch=5, seed=0):
 
 
 class Masking(L.Layer):
-    """Masks steps by the sign of their first entry, holes and leading ones included."""
+    """Masks steps by the sign of their first entry, holes and first steps too."""
 
     def compute_mask(self, inputs, mask=None):
         return inputs[..., 0] > -0.3
@@ -249,7 +249,7 @@ def test_layer_matches_one_example_at_a_time(name):
 )
 @pytest.mark.thinned(6)
 def test_layer_matches_in_a_batch_of_static_size(name):
-    """In which sizes, and what is made from them alone, are constants of the graph."""
+    """In a static batch, sizes and numbers computed from them are constants."""
     shape, layers = LAYERS[name]
     tf.keras.utils.set_random_seed(3)
     x, y = images(*shape)

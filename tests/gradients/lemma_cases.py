@@ -21,13 +21,13 @@ B = 4
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """An input with the examples on one of its axes, axis 0 unless said.
+    """An input with the examples on one of its axes, by default axis 0.
 
     Attributes:
       shape: of one example.
-      kind: which numbers: real, positive, unit, integers (below 3), bool, complex,
+      kind: of numbers: real, positive, unit, integers (below 3), bool, complex,
         strings of digits, or matrices that are symmetric and positive.
-      axis: where the examples are.
+      axis: the axis of the examples.
     """
 
     shape: tuple[int, ...] = (3,)
@@ -41,13 +41,13 @@ class Case:
 
     Attributes:
       op: the type.
-      inputs: tensors, and `Rows` for what holds the examples.
+      inputs: tensors, and `Rows` for inputs with examples.
       attributes: of the op.
       outputs: for each output the axis of the examples; None where nothing is claimed.
       rounding: how far a row may be off, relative to its largest entry: 0 for kernels
         that go row by row.
       dtypes: of the `Rows` of floating kinds.
-      finite: whether the kernel does not end for numbers that are not.
+      finite: whether the kernel hangs for NaN and infinity.
     """
 
     op: str
@@ -65,7 +65,7 @@ class Case:
         named = list(inspect.signature(function).parameters)
         listed = [a.name for a in definition.input_arg]
         attributes = {a.name for a in definition.attr}
-        # What Python calls otherwise than the op.
+        # Names of inputs that Python spells differently from the op's definition.
         others = iter(n for n in named if n not in listed and n not in attributes)
         keys = [n if n in named else next(others) for n in listed]
         found = function(**dict(zip(keys, given, strict=True)), **self.attributes)

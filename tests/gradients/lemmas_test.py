@@ -1,8 +1,8 @@
-"""The two lemmas on which a proof stands, tried for every type of the table.
+"""The two lemmas of the proof, tried for every type of the table.
 
 An op that the analysis knows keeps the examples apart, and so does the gradient that
-TensorFlow registered for it: with another example in the place of one, be it of huge
-numbers, infinite or NaN, no other row of the outputs and of the gradients moves.
+TensorFlow registered for the op: if an example is replaced, be it by huge numbers,
+infinity or NaN, no other row of the outputs and of the gradients moves.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _with_other(rng, array, row: int, how: str, spec: Rows, dtype):
 
 
 def hold(case: Case, dtype) -> None:
-    """Raises if a row that is replaced moves another one.
+    """Raises if replacing a row moves a different row.
 
     Args:
       case: an op with its arguments.
@@ -241,7 +241,7 @@ def hold(case: Case, dtype) -> None:
         except (tf.errors.InvalidArgumentError, tf.errors.OpError):
             if how in ("random", "one entry"):
                 raise
-            continue  # Some ops refuse such numbers.
+            continue  # Some ops refuse these numbers.
         what = f"{case.op} of {dtype.name}, {how}"
         for a, b in zip(outputs, after, strict=True):
             assert len(a) == B, f"{what}: {a.shape}"
@@ -251,7 +251,7 @@ def hold(case: Case, dtype) -> None:
 
 
 NAMES = sorted(CASES)
-# Those with which layers are built: the others are slow tests.
+# Ops of which layers are built; the tests of the remaining ops are slow.
 _USUAL = frozenset(
     """MatMul Conv2D Softmax Reshape Transpose GatherV2 Mean Tanh Mul BiasAdd TopKV2
     MaxPool Einsum SoftmaxCrossEntropyWithLogits Cumsum Pad""".split()

@@ -90,7 +90,7 @@ MADE = {
     "of_a_slice_of_the_shape": (lambda x: tf.zeros(tf.shape(x)[:1]), 1),
     "counted": (lambda x: tf.range(count(x)), 1),
     "half_of_twice": (lambda x: tf.zeros([(2 * count(x)) // 2, 2]), 1),
-    # Rounded: of an odd number of examples it is another number.
+    # Rounded: an odd number of examples gives a different number.
     "twice_the_half": (lambda x: tf.zeros([2 * (count(x) // 2), 2]), None),
     "one_more": (lambda x: tf.zeros([count(x) + 1, 2]), None),
     "counted_from_two": (lambda x: tf.range(2, count(x)), None),

@@ -116,7 +116,7 @@ def test_a_mean_over_steps_gives_each_example_the_mean_of_its_own(name):
     assert_scaled(STEP_MEANS[name], mean, SEQUENCE)
 
 
-# Sums: scaled by the public batch size, where there is one, never by the batch's own.
+# Sums: scaled by the public batch size if there is one, never by the actual size.
 
 SUMS = {
     "sum": (lambda x: tf.reduce_sum(vector(x)), 1.0),
@@ -147,7 +147,7 @@ def test_a_sum_over_steps_is_no_mean_over_the_batch():
 @pytest.mark.parametrize("name", [*MEANS, *SUMS])
 @pytest.mark.thinned(12)
 def test_the_scale_does_not_depend_on_how_many_examples_there_are(name):
-    """Otherwise one more example would change everybody's gradient before the clip."""
+    """Otherwise adding an example would scale every gradient before the clip."""
     loss = MEANS[name] if name in MEANS else SUMS[name][0]
 
     @tf.function(input_signature=[tf.TensorSpec([None, 3])])

@@ -1,4 +1,4 @@
-"""What the tests of losses share: one linear model, its losses and their norms."""
+"""A linear model, its losses and their norms for the tests of losses."""
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +17,7 @@ REFUSALS = (LossStructureError, ExampleIsolationError)
 
 
 def vector(x):
-    """One loss per example."""
+    """A loss per example."""
     return squash(x @ W)
 
 

@@ -1,4 +1,4 @@
-"""The memory option changes when gradients are built, never what comes out."""
+"""The memory option changes when gradients are built, never the results."""
 
 import math
 import subprocess
@@ -145,7 +145,7 @@ def references():
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.thinned(21)
 def test_chunks_of_any_size_give_the_same(references, name, examples):
-    """Chunks of one; of two, the last one partial or larger than the batch."""
+    """Chunks of one example; of two, the last chunk partial; larger than the batch."""
     per_example, variables, data, expected = references(name)
     each = 4 * sum(math.prod(v.shape) for v in variables)
     memory = max(1, 2 * each * examples)
@@ -203,7 +203,7 @@ def test_an_empty_batch_in_chunks():
             np.testing.assert_array_equal(sums[0], tf.zeros_like(variables[0]))
 
 
-# What is never built.
+# Gradients of a whole batch are never built.
 
 LARGE = {
     "convolution": (convolve, [(3, 3, 256, 256)], (4, 4, 256)),
@@ -221,7 +221,7 @@ LARGE = {
 
 
 def needed_ops(graph):
-    """The ops that a graph's outputs need, those of loops and branches included."""
+    """The ops that a graph's outputs need, including ops of loops and branches."""
     seen, stack = set(), [t.op for t in graph.outputs] + list(graph.control_outputs)
     while stack:
         op = stack.pop()
@@ -240,7 +240,7 @@ def needed_ops(graph):
 
 
 def largest_built(name, count, **options):
-    """The most entries of any tensor with the whole batch in it."""
+    """The size of the largest tensor with the whole batch in it."""
     function, shapes, shape = LARGE[name]
     variables = [tf.Variable(tf.zeros(s)) for s in shapes]
     looked_up = name in ("table", "tied")
@@ -263,7 +263,7 @@ def largest_built(name, count, **options):
 @pytest.mark.parametrize("name", LARGE)
 @pytest.mark.thinned(3)
 def test_gradients_of_a_whole_batch_are_never_built_by_default(name):
-    """The check of a step, left out here, takes what an ordinary step takes.
+    """The check of a step, left out here, takes the memory of an ordinary step.
 
     For `x @ v` with a third axis, TensorFlow's own gradient does build them.
     """
@@ -272,7 +272,7 @@ def test_gradients_of_a_whole_batch_are_never_built_by_default(name):
 
 
 def test_small_gradients_are_built_only_within_the_memory_given():
-    """The walk over the graph does see what is built."""
+    """Shows that the walk over the graph sees gradients that are built."""
     LARGE["small"] = (convolve, [(3, 3, 16, 16)], (12, 12, 16))
     try:
         for memory in (2**30, 2**16):

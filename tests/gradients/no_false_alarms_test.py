@@ -28,14 +28,14 @@ pytestmark = [
 ]
 
 
-# Slow to trace, and not another kind.
+# Slow to trace, and of the same kinds as the rest.
 _VARIANTS = ("lstm_unrolled_1", "gru_unrolled_1", "lstm_stacked", "gru_sequences")
 
 
 @pytest.mark.parametrize("name", [n for n in ORDINARY if n not in _VARIANTS])
 @pytest.mark.slow
 def test_ordinary_layers_pass(name):
-    """For batches of several sizes, of one and of none, with an example of NaN."""
+    """Batches of several sizes pass, also of one example or with a NaN."""
     shape, layers = ORDINARY[name]
     tf.keras.utils.set_random_seed(3)
     x, _ = images(*shape, batch=8)

@@ -55,12 +55,12 @@ MODELS = {
 
 
 def odd_batch(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """A batch of one of the kinds on which rounding shows."""
+    """A batch of a kind on which rounding shows."""
     x = rng.normal(size=(BATCH, *shape))
     kind = rng.integers(8)
     if kind == 0:  # Equal examples.
         x[:] = x[:1]
-    elif kind == 1:  # Examples that cancel each other.
+    elif kind == 1:  # Pairs of examples that cancel.
         x[1::2] = -x[::2]
     elif kind == 2:  # Terms that cancel within an example.
         x += 1e4 * (-1.0) ** np.arange(shape[-1])

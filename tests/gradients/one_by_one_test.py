@@ -96,7 +96,7 @@ def loop_in_call(x):
 
 
 def with_own_gradient(x):
-    """A gradient of its own inside of a loop, which reads what is outside."""
+    """A custom gradient inside a loop, which reads a tensor outside the loop."""
     scale = tf.reduce_sum(tf.stop_gradient(x) ** 2, [1, 2])[:, tf.newaxis]
 
     @tf.custom_gradient
@@ -156,7 +156,7 @@ def test_gradients_of_ctc_are_those_of_each_example(dynamic):
 
 
 def ctc_of_sparse_labels(x):
-    """As Keras 2's `ctc_batch_cost`: one list of the labels of all examples."""
+    """As Keras 2's `ctc_batch_cost`: a flat list of the labels of all examples."""
     labels = tf.cast(x[:, :2, 0] > 0, tf.int32)
     places = tf.where(tf.ones_like(labels, tf.bool))
     labels = tf.SparseTensor(
@@ -177,7 +177,7 @@ def test_gradients_of_ctc_of_listed_labels_are_those_of_each_example(dynamic):
 
 @pytest.mark.parametrize("flow", [over_time, branch_in_loop, with_own_gradient])
 def test_an_unknown_op_that_mixes_behind_a_loop_reaches_no_other_example(flow):
-    """In the batch, each loss is of the row at the other end."""
+    """In the batch, each loss reads the row at the opposite end."""
 
     def losses(x):
         h = flow(x)

@@ -1,6 +1,6 @@
 """Every rule for an op against one backward pass for each example.
 
-The table of rules says what is tested: an op with a rule and without an entry here
+The cases must match the table of rules: an op with a rule and without a case here
 fails.
 """
 
@@ -255,7 +255,7 @@ def test_every_rule_has_an_entry():
 
 
 def modes():
-    """Every op in a dynamic batch; static and compiled ones are slow."""
+    """Every op in a dynamic batch; static and compiled batches are slow."""
     for name in CASES:
         yield pytest.param(name, True, None, id=f"{name}-dynamic")
         yield pytest.param(
@@ -319,7 +319,7 @@ def igamma(use):
 
 
 def gather_nd(use):
-    """One row of a table for each example."""
+    """A row of a table for each example."""
     if use.index != 0 or use.op.inputs[1].shape[1:] != [1]:
         return None
     chosen = tf.one_hot(use.op.inputs[1][:, 0], use.shape[0])

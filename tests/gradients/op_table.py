@@ -1,13 +1,14 @@
-"""What becomes of every op of TensorFlow that combines examples, or keeps them apart.
+"""Tries every op of TensorFlow along and across the examples, and tables the results.
 
 `python -m tests.gradients.op_table` applies each op of `tf.raw_ops` that takes floating
-numbers to the activations of a small model, along the examples and across them,
-in the loss, in what scales the gradient alone, and in a mask. Whether one that is
-replaced moves the others' gradients is measured; so is what a step of training makes of
-it. The tables are written to docs/results/ops_and_isolation.md and .csv.
+numbers to the activations of a small model, along the examples and across them: in the
+loss, in a factor on the gradient alone, and in a mask. It measures by brute force
+whether replacing an example moves the gradients of the other examples, and records the
+verdict of a training step. The tables are written to docs/results/ops_and_isolation.md
+and .csv.
 
-Some ops end the process that calls them with odd arguments: each chunk of ops has a
-process of its own, and goes on after the op at which one died.
+Some ops end the process that calls them with odd arguments: each chunk of ops has its
+own process, and continues after the op that ended a process.
 """
 
 from __future__ import annotations
@@ -37,11 +38,12 @@ from tfdpclip.gradients.graph import ops
 
 B, D = 6, 3
 USES = op_table_page.USES
-# How far another example must move a gradient, relative to the largest.
+# An example has an effect if it moves another example's gradient by at least this,
+# relative to the largest gradient.
 _EFFECT = 1e-4
 _OURS = ("ExampleIsolationError", "GradientMismatchError", "LossStructureError")
 _CHUNK, _SECONDS = 8, 400
-# What is no function of its inputs, or is none of a model's.
+# Ops that are no functions of their inputs, and ops that models do not use.
 _SKIPPED = ("Dataset", "Iterator", "Collective", "Nccl", "Xla", "TPU", "Tpu", "Summary")
 _SKIPPED += ("TensorList", "TensorArray", "Stage", "Queue", "Barrier", "Ragged", "Map")
 _SKIPPED += ("Debug", "Print", "PyFunc", "Encode", "Decode", "Save", "Restore")
@@ -130,7 +132,7 @@ def _takes_floats(definition, argument) -> bool:
 
 
 def _wants(definition, argument) -> tf.DType | None:
-    """What an argument that is not the data has to be of; None for the data's type."""
+    """The type that an argument beside the data must have; None for the data's type."""
     if argument.type:
         return tf.as_dtype(argument.type)
     if argument.type_attr == definition.input_arg[0].type_attr:
@@ -142,7 +144,7 @@ def _wants(definition, argument) -> tf.DType | None:
 
 
 def _candidates(name, definition, argument):
-    """What to try for an argument: functions of the data in their form."""
+    """Values to try for an argument: functions of the data in their form."""
     if name in _KERNELS and argument.name in ("filter", "input"):
         return [lambda f: tf.constant(_KERNELS[name], tf.float32)]
     if name == "StridedSlice":
@@ -185,7 +187,7 @@ def _candidates(name, definition, argument):
 
 
 class Variant:
-    """An op on the batch in some form, with its other arguments."""
+    """An op on the batch in some form, with the rest of its arguments."""
 
     def __init__(self, name, form, arguments, many):
         self.name, self.form, self.arguments, self.many = name, form, arguments, many
@@ -199,7 +201,7 @@ class Variant:
         data = FORMS[self.form][1](features)
         data = tf.cast(data, tf.complex64) if self.complex else data
         function = getattr(tf.raw_ops, self.name)
-        # What an input is called in Python, which may be another name.
+        # Python may name an input differently from the op's definition.
         called = [n for n in inspect.signature(function).parameters if n != "name"]
         listed = [a.name for a in definition.input_arg]
         others = iter(
@@ -219,7 +221,7 @@ class Variant:
         raise TypeError("no numbers")
 
     def statistic(self, features: tf.Tensor) -> tf.Tensor:
-        """A number for each example, `[B]`, or one for all, of the op's output."""
+        """A number for each example, `[B]`, or a scalar, of the op's output."""
         out = self.raw(features)
         rank = len(self.sizes)
         if self.axis is not None:
@@ -227,7 +229,7 @@ class Variant:
             out = tf.transpose(out, [self.axis, *rest])
         if not self.sizes:
             return out
-        # No weights that are alike: what is normalised adds up to 1.
+        # All weights differ: with equal weights, normalised outputs would add up to 1.
         weights = np.cos(np.arange(np.prod(self.sizes)) + 0.3)
         out *= tf.constant(weights.reshape(self.sizes), tf.float32)
         return tf.reduce_sum(out, list(range(-rank, 0)))
@@ -250,7 +252,7 @@ class Variant:
         return other.shape != tuple(shape) or not np.array_equal(other, out.numpy())
 
     def combines(self, features) -> bool:
-        """Whether what an example gets depends on another."""
+        """Whether an example's statistic depends on a different example."""
         if self.axis is None:
             return True
         before = self.statistic(features)
@@ -270,7 +272,7 @@ class Variant:
 
 
 def _forms_for(name: str) -> list[str]:
-    """Those of the ranks that an op takes: some end the process for others."""
+    """The forms of the ranks that an op takes; wrong ranks may end the process."""
     given = ATTRIBUTES.get(name, {})
     padding, sliding = given.get("padding"), given.get("strides", [])
     if padding is None:
@@ -280,7 +282,7 @@ def _forms_for(name: str) -> list[str]:
 
 
 def variants(name: str, features: tf.Tensor) -> list[tuple[str, Variant]]:
-    """A variant that goes along the examples, and one across, as far as they are."""
+    """Variants that keep the examples apart ("along") and combine them ("across")."""
     definition = _tf_private.definition_of(name)
     many = bool(definition.input_arg[0].number_attr)
     floats = _takes_real(definition)
@@ -309,7 +311,7 @@ def _attributes(definition) -> set[str]:
 
 
 class Together:
-    """Variants that keep the examples apart, all in one loss."""
+    """Variants that keep the examples apart, all in a single loss."""
 
     def __init__(self, members):
         self.members = members
@@ -372,8 +374,8 @@ def effect(variant: Variant, use: str, weights, threshold, stop) -> float:
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([B, D])])
     def gradients(x):
         with tf.GradientTape(persistent=True) as tape:
-            # A copy for each example: 0 times what is not finite in a row that was
-            # replaced is no part of anybody's gradient.
+            # Each example has its own copy of the weights, so that 0 times the NaN of
+            # the replaced row stays out of the remaining gradients.
             own = tf.tile(weights[tf.newaxis], [B, 1, 1])
             tape.watch(own)
             rows = tf.unstack(losses(variant, use, own, x, threshold, stop))
@@ -396,7 +398,7 @@ def effect(variant: Variant, use: str, weights, threshold, stop) -> float:
 
 
 def outcome(variant: Variant, use: str, weights, threshold, stop) -> tuple[str, str]:
-    """What a step makes of it: passed, graph, step or error; and what it says."""
+    """The verdict of a step (passed, graph, step or error) and its message."""
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, D])])
     def step(x):
@@ -410,7 +412,7 @@ def outcome(variant: Variant, use: str, weights, threshold, stop) -> tuple[str, 
         return "graph", str(error)
     except LookupError:
         return ("error", "no gradient") if stop else ("again", "")
-    except Exception as error:  # noqa: BLE001  Whatever an op says to its arguments.
+    except Exception as error:  # noqa: BLE001  Any error about odd arguments.
         return "error", f"{type(error).__name__}: {error}"
     rng = np.random.default_rng(2)
     for _ in range(4):  # As many checks as there are in eight steps.
@@ -445,7 +447,7 @@ class Examiner:
         self.features = tf.constant(_model(self.weights, x)[0].numpy())
 
     def _threshold(self, variant) -> float:
-        """What an example that is replaced moves some other's number across."""
+        """A threshold that replacing an example moves a remaining example across."""
         own = []
         for batch, j in _batches(np.random.default_rng(1)):
             found = variant.statistic(_model(self.weights, batch)[0]).numpy()
@@ -468,13 +470,13 @@ class Examiner:
                 stop = True
                 came, said = outcome(variant, use, self.weights, threshold, stop)
             moved = effect(variant, use, self.weights, threshold, stop)
-        except Exception as error:  # noqa: BLE001  Whatever an op says to its numbers.
+        except Exception as error:  # noqa: BLE001  Any error about odd numbers.
             came, said = "error", f"{type(error).__name__}: {error}"
         said = " ".join(said.split())[:300]
         return {"entry": judge(moved, came), "effect": moved, "said": said}
 
     def rows(self, found: list[tuple[str, Variant]]):
-        """All of them. Those along the examples together, if that goes well."""
+        """The rows of all variants; sound variants along share a loss."""
         apart = [variant for way, variant in found if way == "along"]
         for use in USES:
             together = {"entry": ""}

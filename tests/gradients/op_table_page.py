@@ -1,4 +1,4 @@
-"""Writes what `op_table` found to docs/results."""
+"""Writes the results of `op_table` to docs/results."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pathlib
 RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results"
 USES = ("loss", "gradient", "mask")
 
-_HEAD = """# Ops, and whether examples stay apart
+_HEAD = """# Which ops keep examples apart, and are the rest refused?
 
-Every op of `tf.raw_ops` that takes floating numbers was applied to the activations of a
-small model: *along* the examples (each row by itself), and *across* them, as far as it
-can be. What it gave went into the loss; into a factor of the gradient alone
-(`g * loss + stop_gradient((1 - g) * loss)`); or into a mask of the same kind
-(`where(mask, loss, stop_gradient(loss))`). By brute force: does an example that is
-replaced move the gradients of others? If so, somebody has to refuse the step. The table
-is written by `python -m tests.gradients.op_table`; ops_and_isolation.csv beside it has
-the effects and what errors say.
+Every op of `tf.raw_ops` that takes floating numbers was applied to the activations
+of a small model: *along* the examples (each row by itself), and *across* the
+examples, where the op can be. The result was used in the loss; in a factor of the
+gradient alone (`g * loss + stop_gradient((1 - g) * loss)`); and in a mask of the
+same kind (`where(mask, loss, stop_gradient(loss))`). By brute force: if replacing
+an example moves the gradients of the remaining examples, the step must be refused.
+`python -m tests.gradients.op_table` writes the page; ops_and_isolation.csv beside
+it has the effects and the errors' texts.
 
 | entry | meaning |
 | --- | --- |

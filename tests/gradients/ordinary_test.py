@@ -1,4 +1,4 @@
-"""What ordinary people do works, and gives what one example at a time gives."""
+"""Ordinary models and losses work, and equal one example at a time."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ PICTURES = tf.sigmoid(randoms(5, 4, 4, 3))
 
 
 def over(layer):
-    """A dense layer after one that has no gradient."""
+    """A dense layer after a layer without a gradient."""
     kernel = variable(10, 3)
 
     def per_example(ids):
@@ -225,9 +225,10 @@ def test_segments_of_steps_are_an_examples_own(dynamic):
 
 @pytest.mark.slow
 def test_what_a_parameter_is_added_to_may_be_rounding_alone():
-    """The means of what was normalised before, as in MobileNetV3 with group norms.
+    """Adds a parameter to means that are zero but for rounding, as MobileNetV3 does.
 
-    A copy of an example in another place has other ones, and the same gradient.
+    A copy of an example in a different place has different rounding errors, and the
+    same gradient.
     """
     w, beta = variable(1, 1, 64, 33), variable(33)
 

@@ -18,7 +18,7 @@ X = tf.constant(np.random.default_rng(1).standard_normal((SIZE, 3)), tf.float32)
 
 
 def norms(change, static, jit=False):
-    """Of a dense layer whose rows go through `change(hidden, x)`."""
+    """The norms of a dense layer whose rows go through `change(hidden, x)`."""
 
     @tf.function(
         input_signature=[tf.TensorSpec([SIZE if static else None, 3])],
@@ -89,7 +89,7 @@ def test_a_loss_that_depends_on_the_size_is_refused(change):
     ids=["1 or more", "a half or more", "30 or more", "30 or less"],
 )
 def test_a_mean_is_over_all_examples(divisor, stands):
-    """From 30 on, one more would not change the others' share, or before."""
+    """From 30 on, a further example would not change the share, or before 30."""
 
     @tf.function(input_signature=[tf.TensorSpec([None, 3])], autograph=False)
     def mean(x):

@@ -1,4 +1,4 @@
-"""Norms and sums stay true whatever the type and the size of the numbers."""
+"""Norms and sums are true for every type and every size of the numbers."""
 
 import numpy as np
 import pytest
@@ -324,7 +324,7 @@ def test_lookups_that_cancel_never_let_an_example_through():
     assert np.linalg.norm(sums) <= 0.2 * (1 + 1e-5)
 
 
-# What is not finite.
+# Numbers that are not finite.
 
 NASTY = {"nan": np.nan, "inf": np.inf, "huge": 3e38}
 MODELS = {
@@ -445,7 +445,7 @@ def test_norms_of_single_products_are_exact_at_any_scale(groups):
     x, z = (rng.normal(size=[*lead, 1, k]).astype("float32") for k in (5, 3))
     for i, scale in enumerate(scales):
         x[i] *= np.float32(scale)
-    # Small where the other is huge: the product is an ordinary number.
+    # Small where the first factor is huge: the product is an ordinary number.
     z[4] *= np.float32(1e-25)
     z[6] *= np.float32(1e20)
     form = Outer(tf.constant(x), tf.constant(z), None, [5, 3], 1, ())

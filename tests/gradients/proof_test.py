@@ -1,8 +1,8 @@
-"""What the graph of a loss proves: nothing of graphs in which examples reach others.
+"""A loss's graph proves nothing if examples reach other examples in it.
 
-Each function here was, or could be taken to be, proven by a rule that guessed: by the
-number of examples, by places in the batch, by shapes that agree for one size alone.
-`python -m tests.fuzz.graphs` draws others.
+Each function here was, or could be, proven by a rule that guessed: by the number of
+examples, by places in the batch, by shapes that agree for a single size alone. `python
+-m tests.fuzz.graphs` draws further functions.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ NONE, FOUR = None, 4
 
 
 def judged(loss, rows, shape=(4,), each=1):
-    """What the proof says of `loss(x, hidden)`: "refused" where it is not asked."""
+    """The proof's verdict on `loss(x, hidden)`, or "refused" by an earlier check."""
     found = []
 
     def trace(x):
@@ -306,7 +306,7 @@ BY_DIAGONALS = {
     ),
 }
 
-#: Of others in the batch.
+#: Losses that depend on other examples of the batch.
 BY_OTHERS = {
     "the example before": lambda x, h: ends(
         of_each(h, lambda i, r: r - h[tf.maximum(i - 1, 0)])

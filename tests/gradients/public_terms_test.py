@@ -1,4 +1,4 @@
-"""What is set aside depends on trained variables and numbers, and on nothing else."""
+"""The terms set aside depend on trained variables and constants alone."""
 
 import numpy as np
 import pytest

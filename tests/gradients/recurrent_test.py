@@ -102,7 +102,7 @@ def test_all_rows_of_an_example_are_one_gradient_when_compiled(name):
 
 @pytest.mark.slow
 def test_norms_then_sums_of_one_loss():
-    """The second pass meets what TensorFlow made of the call in the first."""
+    """The second pass differentiates the ops that TensorFlow rewrote in the first."""
     x, y = images(4, 5)
     model = tf.keras.Sequential([L.LSTM(3, return_sequences=True), L.GRU(2)])
     model(x)
@@ -195,17 +195,17 @@ def a_step(model):
 @pytest.mark.parametrize("layer", [L.LSTM, L.GRU])
 @pytest.mark.slow
 def test_only_the_check_runs_the_function_of_keras(layer):
-    """A step has one recurrence, which keeps its gates, and one way back."""
+    """A step has a single recurrence, which keeps its gates, and its gradient."""
     x, y = images(5, 4)
     model = tf.keras.Sequential([layer(3)])
     model(x)
     graph = a_step(model).get_concrete_function(x, y).graph
-    # What the check computes again is there, and nothing takes it.
+    # The ops that the check computes again are in the graph, but no output needs them.
     needed = set(ancestors([t for t in graph.outputs if t.dtype != tf.resource]))
     calls = [op for op in needed if op.type == "PartitionedCall"]
     (call,) = [op for op in calls if "_with_gates" in op.get_attr("f").name]
     assert not [op for op in calls if "standard_" in op.get_attr("f").name]
-    # Two of a sequence and its last, its states, and a number; then what it kept.
+    # Outputs: the sequence and its last step, the states, a number, and the kept gates.
     assert len(call.outputs) == {L.LSTM: 5 + 3, L.GRU: 4 + 2}[layer]
     loops = [op.type for op in needed if "While" in op.type]
     assert len(loops) == 1
@@ -220,7 +220,7 @@ def test_a_recurrence_that_differs_from_the_layers_is_found(monkeypatch, name, p
     cell = getattr(recurrences, name)
     right = getattr(cell, part)
     # The comparison of gradients sees more than a hundredth of a variable's norm, and
-    # one gate of several is changed.
+    # the fault is in one gate of several.
     by = {"forward": 1.01, "backward": 1.05}[part]
 
     def wrong(self, *arguments):
@@ -245,7 +245,7 @@ def test_a_recurrence_that_differs_from_the_layers_is_found(monkeypatch, name, p
 @pytest.mark.parametrize("change", [lambda c: c + 0.01, lambda c: c * np.nan])
 @pytest.mark.slow
 def test_a_cell_state_that_differs_is_found(monkeypatch, change):
-    """The second state is no output of most layers; nor may it be lost to NaN."""
+    """Most layers do not return the second state; NaN must not hide a difference."""
     right = recurrences.forwards
 
     def wrong(*arguments):
@@ -285,7 +285,7 @@ class Sorted(L.Layer):
 @pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
 @pytest.mark.slow
 def test_a_variable_without_a_rule_before_the_layer(layer):
-    """Its Jacobian goes through the layer as Keras has it."""
+    """The variable's Jacobian goes through Keras's own function of the layer."""
     x, y = images(3, 4, batch=4)
     check_model(head(Sorted(), layer(2)), x, y, sizes=[len(y)])
 
@@ -294,7 +294,7 @@ def test_a_variable_without_a_rule_before_the_layer(layer):
 @pytest.mark.parametrize("layer", mostly_slow(["LSTM"], {"LSTM": 0, "GRU": 0}))
 @pytest.mark.slow
 def test_a_tape_that_saw_the_layer_is_asked_afterwards(layer):
-    """It goes past the gradient function of the call, which was given outputs."""
+    """The tape does not use the gradient function of the call."""
     x, y = images(5, 4)
     model = tf.keras.Sequential([getattr(L, layer)(3)])
     model(x)
@@ -319,7 +319,7 @@ def test_a_tape_that_saw_the_layer_is_asked_afterwards(layer):
 
 
 class OneMatrix(L.LSTM):
-    """The product with the input and that with the state have one tensor as weights."""
+    """The products with the input and with the state share a tensor of weights."""
 
     def build(self, shape):
         super().build(shape)

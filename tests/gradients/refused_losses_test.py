@@ -193,7 +193,7 @@ def test_the_largest_losses_of_a_batch_are_refused_by_name(name, dynamic):
 
 
 def test_a_histogram_of_the_batch_is_refused_by_name():
-    """As Keras 3 makes one in its layer Equalization."""
+    """The histogram of Keras 3's layer Equalization."""
 
     def per_example(x):
         counts = tf.math.bincount(tf.reshape(tf.cast(tf.abs(x), tf.int32), [-1]))

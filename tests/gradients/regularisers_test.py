@@ -1,4 +1,4 @@
-"""Regularisers are nobody's and come back once; what multiplies examples is theirs."""
+"""Regularisers are added once, unclipped; factors on examples are the examples'."""
 
 import numpy as np
 import pytest

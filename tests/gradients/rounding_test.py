@@ -1,7 +1,7 @@
 """Large parts that cancel within an example: their rounding in the batch's sums.
 
-The norm of what is left may be tiny, so that nothing is scaled down, while the sums
-over the batch are made of the parts. What one example adds to the sums, rounding
+The norm of the rest may be tiny, so that nothing is scaled down, while the sums over
+the batch are made of the parts. The contribution of one example to the sums, rounding
 included, is held to the clip norm.
 """
 
@@ -42,7 +42,7 @@ def equal_pairs(*shape):
 
 
 def total(tensor):
-    """A sum with a weight for each unit, all of one sign."""
+    """A sum with a weight for each unit, all of the same sign."""
     units = tensor.shape[-1]
     weights = np.random.default_rng(units).uniform(0.5, 1, units)
     tensor = tensor * tf.cast(weights, tensor.dtype)
@@ -111,7 +111,7 @@ def lookup_of_a_repeated_token(x, v):
 
 
 def lookup_minus_projection(x, v):
-    """A tied table, whose row that is looked up is taken off again."""
+    """A tied table: a row is looked up and subtracted again."""
     ids = ids_of(x)[:, :1]
     one = x[:, :1, :1] * tf.gather(v, ids)
     again = x[:, :1, :1] * tf.matmul(tf.one_hot(ids, 50), v)
@@ -155,7 +155,7 @@ def make_step(function, variables, rule, dynamic=True, jit=False, **options):
 
 
 def largest_effect(run, x):
-    """The most that leaving out one of a few examples moves the sums."""
+    """The largest move of the sums if one of a few examples is left out."""
     sums = run(x)
     moves = [
         np.linalg.norm(sums - run(tf.concat([x[:i], x[i + 1 :]], 0)))
@@ -167,8 +167,9 @@ def largest_effect(run, x):
 def check(name, make=pairs, rule=None, **options):
     function, shapes = CASES[name]
     variables = variables_of(shapes)
-    # Losses that are rounding alone are others in other places of a batch on processors
-    # without AVX-512, which a step's check refuses; this is about its sums.
+    # Losses that are rounding errors depend on an example's place in the batch on
+    # processors without AVX-512, which a step's check refuses; this test is about the
+    # sums.
     options["check_gradients"] = "never"
     run = make_step(function, variables, rule or FixedClip(1.0), **options)
     assert largest_effect(run, make(8)) <= 1.001

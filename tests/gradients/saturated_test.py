@@ -1,7 +1,7 @@
 """Gradients that are little but rounding: saturated activations, and underflow.
 
-TensorFlow fuses a product and an activation in the step, and not in the copies of its
-ops that check it. Near 1, another last digit of tanh is another gradient.
+TensorFlow fuses a product and an activation in the step, but not in the copies of the
+ops that check the step. Near 1, a different last digit of tanh changes the gradient.
 """
 
 import math
@@ -23,13 +23,13 @@ L = tf.keras.layers
 
 
 def checked(size, activation="tanh", far=1.0, share=1.0):
-    """Sums of a step that checks itself, of data so many times as large.
+    """Sums of a step that checks itself, of data `size` times as large.
 
     Args:
-      size: of all data.
+      size: the factor on all data.
       activation: of the last layer, whose product is fused.
-      far: besides, of the first example.
-      share: what is left of norms, as by a bug.
+      far: a further factor on the first example.
+      share: the factor by which a simulated bug lowers the norms.
     """
     model = tf.keras.Sequential([L.Dense(5), L.Dense(3, activation)])
     model(X)
@@ -117,7 +117,7 @@ def test_mixing_among_tiny_gradients_is_found():
     @tf.function(input_signature=[tf.TensorSpec([None, 6])])
     def step(x):
         h = x @ w
-        # By ids of their own: no rule sees it.
+        # The ids are computed by `tf.repeat`, so no rule covers the mixing.
         pairs = tf.repeat(tf.reduce_sum(tf.reshape(h, [-1, 2, 5]), 1), 2, axis=0)
         loss = 1e-25 * tf.reduce_sum(tf.tanh(h + pairs), axis=1)
         return clipped_sum(loss, [w], FixedClip(1.0), check_gradients="always")[0]

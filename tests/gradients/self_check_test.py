@@ -1,4 +1,4 @@
-"""The step itself finds what is wrong with the engine or the model, as it runs."""
+"""The step itself finds errors of the engine or the model as it runs."""
 
 import math
 from unittest import mock
@@ -86,7 +86,7 @@ def _other_group(self, assignment=None):
     return found if assignment is None else tf.reverse(found, [1])
 
 
-# What is wrong, where, and with which model it shows.
+# For each bug: the patched object and attribute, the bug, and the model's options.
 PLANTED = {
     "norms_too_small": (
         outer.Outer,
@@ -151,7 +151,7 @@ PLANTED = {
 def test_a_wrong_engine_is_found_by_the_step_itself(name):
     target, attribute, bug, options = PLANTED[name]
     sums_of(**options)
-    # Of one example alone, an error is found if that example is the one looked at.
+    # An error of a single example is found only if the check draws that example.
     order = tf.identity if name == "one_norm_too_small" else chance.shuffled
     with (
         mock.patch.object(chance, "shuffled", order),
@@ -184,7 +184,7 @@ def test_compiled_code_drops_everybody_if_a_norm_is_wrong():
 
 @pytest.mark.slow
 def test_what_failed_once_fails_ever_after():
-    """Also where only some batches show it."""
+    """Also if only some batches show the failure."""
     gate = tf.Variable(1.0)
 
     @tf.function(input_signature=[tf.TensorSpec([None, 3])])
@@ -202,7 +202,7 @@ def test_what_failed_once_fails_ever_after():
 
 @pytest.mark.slow
 def test_every_loss_of_a_step_is_tested():
-    """A second loss, and another one in each branch of the Python code."""
+    """A second loss is tested, also when each Python branch has a different loss."""
 
     @tf.function
     def step(x, mixes):
@@ -220,7 +220,7 @@ def test_every_loss_of_a_step_is_tested():
 def test_another_trace_is_tested_though_the_first_one_passed():
     @tf.function
     def step(x):
-        # One example each in the first trace, pairs in the second.
+        # In the first trace examples stay apart, in the second they meet in pairs.
         hidden = x @ W
         mixed = two_by_two(hidden) if x.shape[0] != 5 else tf.tanh(hidden)
         return per_example_norms(squash(mixed), [W])
@@ -231,7 +231,7 @@ def test_another_trace_is_tested_though_the_first_one_passed():
 
 
 def mixing_after(ids, table):
-    """Examples meet behind a use that no rule covers, before any that one does."""
+    """Examples meet behind a use without a rule, before any use with a rule."""
     rows = tf.map_fn(lambda i: table[i], ids, fn_output_signature=tf.float32)
     return squash(rows + tf.reverse(rows, [0]))
 
@@ -250,7 +250,7 @@ def test_integer_inputs_do_not_hide_mixing(dynamic):
 
 
 def test_a_loss_of_which_nothing_can_be_tested_is_refused():
-    """Neither probes nor another run: the data pass through Python."""
+    """Data that pass through Python allow neither probes nor a second run."""
     table = variable(10, 3)
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
@@ -288,8 +288,8 @@ def test_random_numbers_of_a_second_backward_pass_are_those_of_the_first():
         return squash(tf.tanh(block(x)) @ U)
 
     sums_of(per_example)
-    # Where the block is not recognised for what it is, one example at a time has one
-    # mask for both passes.
+    # If the block is not recognised, computing one example at a time uses the same mask
+    # in both passes.
     with mock.patch.object(engine, "inline_calls", lambda loss: loss):
         sums = sums_of(per_example, memory=1, check_gradients="never")
     assert all(np.isfinite(total).all() for total in sums)
@@ -309,13 +309,13 @@ def test_the_check_can_be_left_out():
     right = sums_of(check_gradients="never")
     with mock.patch.object(outer.Outer, "squared_norms", bug):
         wrong = sums_of(check_gradients="never")
-    # Records were clipped less than they should be, and nobody said so.
+    # Without the check, records were clipped too little and no error was raised.
     assert np.linalg.norm(wrong[1]) > 1.01 * np.linalg.norm(right[1])
 
 
 @pytest.mark.slow
 def test_the_status_is_not_shared():
-    """One for each loss; see `tfdpclip.gradients.checks.status`."""
+    """Each loss has its own status; see `tfdpclip.gradients.checks.status`."""
     made = []
 
     @tf.function
@@ -331,14 +331,14 @@ def test_the_status_is_not_shared():
 
 @tf.custom_gradient
 def scaled_on_the_way_back(h, x):
-    """Isolated forwards, and, for each row, linear in what comes back."""
+    """Isolated forwards; backwards linear in each row, but with a sign of the batch."""
     sign = tf.sign(tf.reduce_max(x) - 4.5)
     return tf.identity(h), lambda dy: (dy * sign, tf.zeros_like(x))
 
 
 OUTLIER = tf.concat([X[:-1], 5.0 + tf.zeros_like(X[:1])], axis=0)
 NOT_A_NUMBER = tf.concat([X[:-1], np.nan + tf.zeros_like(X[:1])], axis=0)
-# What one example does to all others, though hardly any batch shows it.
+# Effects of one example on all other examples that hardly any batch shows.
 RARE = {
     "on_the_way_back": (
         lambda x: squash(tf.tanh(scaled_on_the_way_back(x @ W, x)) @ U),
@@ -385,8 +385,8 @@ def test_custom_gradients_that_keep_examples_apart_pass():
             assert np.isfinite(total).all() and np.any(total != 0)
 
 
-# What is added to all classes, which a softmax does not see: its gradient is zero, but
-# for the rounding of what it is the sum of. So is that of the keys' bias in attention.
+# A softmax does not see a term added to all classes: the term's gradient is zero except
+# for the rounding of a sum. So is the gradient of the keys' bias in attention.
 UNSEEN = {
     "broadcast": lambda logits, b: logits + b,
     "row_by_row": lambda logits, b: tf.reshape(
@@ -415,7 +415,7 @@ def test_a_group_of_rounding_alone_is_no_false_alarm(name):
 
 
 def a_table_in_a_branch(x):
-    """Its gradient has rows that were looked up, nobody knows how many."""
+    """The gradient has looked-up rows, whose number is unknown."""
     ids = tf.cast(x[:, 0] > 0, tf.int32)
     public = tf.convert_to_tensor(True)
     rows = tf.cond(public, lambda: tf.gather(W, ids), lambda: -tf.gather(W, ids))

@@ -75,7 +75,7 @@ MODELS = {
 
 
 def norms_by_record(model, losses, x, y):
-    """The norm of the gradient of each record's mean loss, one after the other."""
+    """The norm of the gradient of each record's mean loss, record by record."""
     found = []
     for start in range(0, len(x), EACH):
         with tf.GradientTape() as tape:
@@ -275,7 +275,7 @@ def test_bad_numbers_of_rows(rows):
 )
 @pytest.mark.parametrize("function", [per_example_norms, clipped_sum])
 def test_rows_of_batches_with_several_for_a_record_are_no_records(function, more):
-    # As many rows as no batches of other tests, which may be there yet, have.
+    # A number of rows of no other test, whose batches may still exist.
     x, rows = randoms(60, 2) * 100, 53 if "views" in more else 19
     w, rule = variable(2), [FixedClip(1.0)] * (function is clipped_sum)
     batches = sampling.Poisson(0.5).batches(x, physical_batch_size=rows, **more)

@@ -71,7 +71,7 @@ LAYERS = {
     ),
 }
 LOCAL = []
-if not KERAS_3:  # Which has no such layers.
+if not KERAS_3:  # Keras 3 has no such layers.
     LAYERS["locally_connected"] = (of(lambda: L.LocallyConnected2D(2, 2)), IMAGE)
     LOCAL = ["locally_connected"]
 

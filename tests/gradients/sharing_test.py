@@ -1,7 +1,7 @@
 """Variables that are shared, transformed or used in odd places.
 
 Every case is compared with gradients taken one example at a time by the framework's own
-differentiation, for two batch sizes through one trace.
+differentiation, for two batch sizes in the same trace.
 """
 
 import numpy as np

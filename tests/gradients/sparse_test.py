@@ -1,4 +1,4 @@
-"""Sparse batches: what is proven about them, and what is not let through."""
+"""Sparse batches: the proofs about them, and the refusals."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from tests.keras.helpers import mostly_slow
 from tfdpclip.gradients import ExampleIsolationError, LossStructureError, clipped_sum
 
 B, V, D = 5, 9, 3
-# The third example is empty, and one has the same id three times.
+# The third example is empty, and the fourth has the same id three times.
 IDS = [[1, 1, 3], [4], [], [2, 8, 2, 2], [0, 5]]
 
 
@@ -114,7 +114,7 @@ def test_examples_of_a_sparse_batch_are_clipped_one_by_one(hidden, data, first):
     norms = np.linalg.norm(gradients, axis=1)
     rule = dpc.FixedClip(float(np.median(norms)))
     sums, found = step_of(model, hidden, rule)(x)
-    # What is added up of two lookups may come out larger, by what rounding may hide.
+    # The norm of a sum of two lookups may be larger, by the floor for rounding.
     assert (found >= norms * (1 - 1e-5)).numpy().all()
     np.testing.assert_allclose(found, norms, rtol=1e-2 if hidden is twice else 1e-5)
     sums = np.concatenate([np.ravel(tf.convert_to_tensor(s)) for s in sums])
@@ -168,7 +168,7 @@ def test_entries_that_meet_other_examples_are_refused(name):
 
 
 def test_one_batch_with_the_row_numbers_of_another_is_refused():
-    """They may count differently, and then entries go to other examples."""
+    """The batches may count differently, so entries would go to wrong examples."""
     model = Model()
 
     @tf.function
@@ -182,7 +182,7 @@ def test_one_batch_with_the_row_numbers_of_another_is_refused():
 
 
 def test_the_weights_of_ids_come_with_the_ids():
-    """Of a second sparse batch it is not known that it has the same entries."""
+    """A second sparse batch is not known to have the same entries."""
 
     def hidden(model, x):
         return tf.nn.safe_embedding_lookup_sparse(

@@ -1,7 +1,7 @@
-"""Ways past the analysis and past other examples: each is refused.
+"""Ways past the analysis and past the comparison of batches: each is refused.
 
-State that is no variable is written and read with nothing that joins the two; and what
-draws from the data cannot be computed again with other data.
+State that is no variable is written and read by ops that no tensor joins; and draws
+that depend on the data cannot be computed again with new data.
 """
 
 import numpy as np
@@ -31,7 +31,7 @@ def largest(h):
 
 
 class Array:
-    """An array of one run, of old control flow."""
+    """A tensor array of TensorFlow 1's control flow, which lives for one run."""
 
     def write(self, value):
         self._handle, self._flow = tf.raw_ops.TensorArrayV3(
@@ -127,7 +127,7 @@ def test_a_table_that_nobody_writes_to_is_read():
 
 
 def assert_not_damped(loss):
-    """Asserts that a giant in row 0 does not make the gradients of others small."""
+    """Asserts that a giant in row 0 does not make the remaining gradients small."""
     factors = np.where(np.arange(len(X)) == 0, 1e8, 1.0).astype("float32")
     norms = norms_of(loss, [W], X * factors[:, np.newaxis])
     # A squashed row may be flat of its own accord; damping by row 0 flattens all rows.

@@ -32,7 +32,7 @@ def tokens():
 
 
 def layer(made, *shape):
-    """A layer on one example, which it sees as a batch of one."""
+    """A layer on a single example, given to the layer as a batch of size 1."""
     tf.keras.utils.set_random_seed(4)
     made.build((None, *shape))
     return made.trainable_variables, lambda row: made(row[tf.newaxis])[0]
@@ -43,8 +43,8 @@ def with_kernel(shape, function):
     return [kernel], lambda row: function(row, kernel)
 
 
-# name: data, how to make variables and function, whether a rule covers it for a static
-# and for a dynamic batch.
+# name: data, the function that makes variables and `row -> loss`, and whether a rule
+# covers it for a static and for a dynamic batch.
 CASES = {
     "row": (vectors, lambda: with_kernel((D, N), lambda r, k: (r[None] @ k)[0]), 1, 1),
     "matvec": (vectors, lambda: with_kernel((N, D), lambda r, k: _matvec(k, r)), 1, 0),

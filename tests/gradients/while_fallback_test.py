@@ -51,7 +51,7 @@ def changed_on_the_way():
 
 
 def used_again_from_the_loop():
-    """What the loop passes on unchanged is used after it."""
+    """A loop variable that no step changes is used after the loop."""
     w = variable(3, 3)
 
     def per_example(x):
@@ -139,7 +139,7 @@ def test_a_fallback_next_to_a_recorded_loop():
 
 @pytest.mark.slow
 def test_a_compiled_loop_without_rules_is_refused_before_it_is_compiled():
-    """The process would die of it."""
+    """Compiling the loop would end the process."""
     w = variable(3)
 
     @tf.function(jit_compile=True, autograph=False)

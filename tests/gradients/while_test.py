@@ -187,7 +187,7 @@ def pieces_of_a_variable():
 
 
 def folded_batch():
-    """Two rows of the loop's batch are one example's."""
+    """Two rows of the loop's batch belong to the same example."""
     w, u = variable(3, 3), variable(3, 3, seed=2)
 
     def per_example(x):
@@ -299,8 +299,8 @@ def test_matches_in_a_batch_of_static_size(name):
         check_engine(per_example, variables, data, dynamic=False)
 
 
-# Of the others, TensorFlow itself does not compile the gradients: they do not say how
-# many steps they take at most.
+# TensorFlow does not compile the gradients of the remaining cases, whose loops have no
+# upper bound on the number of steps.
 COMPILED = [
     "simple",
     "masked",
@@ -340,7 +340,7 @@ def mixing_cell(mix):
 
 
 def over_the_examples():
-    """Each step takes an example, and the state goes from one to the next."""
+    """Each step takes an example, and carries the state on to the next example."""
     w = variable(3, 3)
 
     def per_example(x):
@@ -423,8 +423,9 @@ def test_what_is_drawn_in_the_loop_is_the_same_in_norms_and_sums():
         again, _, _ = step(SEQUENCE)
     np.testing.assert_allclose(np.linalg.norm(sums, axis=(1, 2)), norms, rtol=1e-5)
     np.testing.assert_allclose(built, sums, rtol=1e-5, atol=1e-6)
-    # An example has one of some thousand norms, and may have the same again: with the
-    # seed of tests, one has in a sixth of the runs. All five have by 1e-15.
+    # An example has one of about a thousand norms, and may draw the same norm again:
+    # with the seed of tests, in a sixth of the runs one example does. All five do by
+    # 1e-15.
     assert np.any(norms != again)
 
 

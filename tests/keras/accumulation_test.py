@@ -199,13 +199,13 @@ def test_a_step_is_clipped_and_noised_by_the_norm_that_it_began_with(how, jit, r
         z = optimizer.gradient_noise_multiplier
         assert np.std(seen[1:]) == pytest.approx(z * expected, rel=6 / 200)
         assert seen[0] == pytest.approx(2 * expected, abs=6 * z * expected)
-        # What was set stands, but for the step's own small move.
+        # The norm that was set stays, except for the step's own small change.
         assert float(optimizer.clip_norm) == pytest.approx(lowered, rel=0.15)
         lower(0.5)
 
 
 def test_public_norms_that_move_within_a_step_bound_all_of_it():
-    """The batches of a step add up to the norm that it began with, and not to more."""
+    """The batches of a step add up to at most the norm at the start of the step."""
     w = tf.Variable([0.0], name="layer/w")
     optimizer = DPRecorder(
         clip=PublicNormClip(None),
@@ -224,7 +224,7 @@ def test_public_norms_that_move_within_a_step_bound_all_of_it():
 
 @pytest.mark.slow
 def test_what_was_summed_before_a_checkpoint_was_restored_is_dropped(tmp_path):
-    """It is of other weights, and clipped to another norm, than those put back."""
+    """The sum belongs to weights and a clip norm that the checkpoint replaces."""
     model, optimizer = (
         mlp(),
         DPSGD(
@@ -246,7 +246,7 @@ def test_what_was_summed_before_a_checkpoint_was_restored_is_dropped(tmp_path):
     saved.restore(path)
     model.fit(drawn, steps_per_epoch=2, verbose=0, callbacks=[budget])
     assert optimizer.pending_batches == 0 and budget.ledger.steps == 3
-    # Nothing was restored since: what is pending goes on.
+    # Nothing was restored since, so the pending batches stay.
     model.fit(drawn, steps_per_epoch=1, verbose=0, callbacks=[budget])
     model.fit(drawn, steps_per_epoch=1, verbose=0, callbacks=[budget])
     assert optimizer.pending_batches == 0 and budget.ledger.steps == 4
@@ -263,7 +263,7 @@ def test_compute_gradients_says_that_it_cannot_accumulate():
 
 @pytest.mark.slow
 def test_no_batch_is_added_twice_in_the_place_of_another():
-    """As many steps as planned, of which one has every record of a batch twice."""
+    """The step count is right, but a step has every record of one batch twice."""
 
     class Twice(tf.keras.Model):
         def __init__(self):
@@ -296,5 +296,5 @@ def test_no_batch_is_added_twice_in_the_place_of_another():
     budget = PrivacyBudget(float("inf"), 1e-5, batches)
     with pytest.raises(PrivacyMismatchError, match="more or less than once"):
         model.fit(batches, verbose=0, callbacks=[budget])
-    # Whoever reads the ledger later is told.
+    # The statement tells later readers of the ledger.
     assert "something ran that is not counted" in str(budget.statement)

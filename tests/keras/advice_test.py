@@ -150,7 +150,7 @@ def test_an_op_that_combines_examples_is_refused_with_advice_of_its_own(case):
 @pytest.mark.slow
 @pytest.mark.parametrize("layer", ["StringLookup", "IntegerLookup", "Hashing"])
 def test_what_is_said_of_lookups_trains(layer):
-    """`output_mode="int"`, and behind it a layer that encodes."""
+    """`output_mode="int"`, followed by a layer that encodes the integers."""
     x = tf.keras.Input((1,), dtype="int64" if layer == "IntegerLookup" else "string")
     made = {
         "StringLookup": lambda: L.StringLookup(vocabulary=[*"abcd"]),
@@ -228,7 +228,7 @@ def test_what_is_said_of_fused_layers_one_by_one_trains():
 
 
 def test_each_advice_is_short_and_is_of_one_op_or_layer():
-    """Under 60 words, so that it is read."""
+    """Texts have fewer than 60 words, so that people read them."""
     texts = [row.text for row in advice._TABLE] + [advice.OTHERWISE]
     assert len(texts) > 10
     for text in texts:

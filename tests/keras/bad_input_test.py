@@ -1,4 +1,4 @@
-"""What is wrong is answered, by an error that says what to do."""
+"""Wrong arguments raise errors that name the fix."""
 
 import math
 
@@ -155,7 +155,7 @@ def test_a_masked_mean_over_the_batch_is_refused():
 
 @pytest.mark.parametrize("reduced", [False, True])
 def test_labels_without_the_last_axis_are_refused(reduced):
-    """[B] against [B, 1] is a table of every example against every other."""
+    """[B] against [B, 1] broadcasts to a [B, B] table of every pair of examples."""
     w = tf.Variable([[1.0], [2.0]])
     optimizer = DPSGD(0.1, **SETTINGS)
 

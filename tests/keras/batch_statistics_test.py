@@ -1,4 +1,4 @@
-"""Batch normalisation may train, if what it keeps of the batches is public."""
+"""Batch normalisation may train if its moving statistics are of public data."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ class Decorated(Subclassed):
 
 
 def bn_twice():
-    """One layer, called twice."""
+    """A layer that is called twice."""
     entry = tf.keras.Input((3,))
     norm = L.BatchNormalization()
     first = norm(L.Dense(4)(entry))
@@ -95,7 +95,7 @@ class Watch(tf.keras.callbacks.Callback):
 
 
 def public_statistics(model, public):
-    """Of every normalisation, from one training pass over the public data."""
+    """The statistics of every normalisation, from a training pass over public data."""
     copy_of = [v.numpy() for v in model.weights]
     layers = [
         layer
@@ -134,9 +134,9 @@ def every_way():
 @pytest.mark.parametrize("name, way", list(every_way()))
 @pytest.mark.slow
 def test_moving_statistics_never_depend_on_private_data(name, way, tmp_path):
-    """Two runs on other private data, from one start, with a learning rate of 0.
+    """Trains twice from the same start on different private data, with learning rate 0.
 
-    Then the weights are the same, and everything that is kept must be, too.
+    The weights stay equal, so the moving statistics must be equal as well.
     """
     options, k = WAYS[way]
     public = some_data(8, 3, seed=5)[0]

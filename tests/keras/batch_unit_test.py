@@ -1,7 +1,7 @@
-"""unit="batch": the gradient of a physical batch is what is clipped.
+"""unit="batch": the gradient of a physical batch is clipped as a whole.
 
-One example moves the clipped gradient from anywhere in the ball to anywhere in it, so
-the sensitivity is twice the rule's.
+An example can move the clipped gradient from any point of the ball to any other, so the
+sensitivity is twice the rule's.
 """
 
 import json
@@ -104,7 +104,7 @@ class Steps:
 
 
 def neighbours(kind):
-    """Two batches that differ in their last example, and one without it."""
+    """Two batches that differ in their last example, and a batch without it."""
     x, y = some_data(6, 3, seed=4)
     other_x, other_y = x.copy(), y.copy()
     if kind == "opposite":
@@ -135,7 +135,7 @@ def test_one_example_moves_a_step_by_at_most_twice_the_noise_scale(rule, k):
             worst = max(worst, moved)
         if k == 1:
             assert np.linalg.norm(released[0]) <= SLACK
-    # The factor 2 is needed: add-or-remove of one example reaches well beyond 1.
+    # The factor 2 is needed: adding an example moves the sum by well over 1.
     assert worst > 1.2
 
 

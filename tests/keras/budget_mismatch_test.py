@@ -1,4 +1,4 @@
-"""PrivacyBudget refuses to train on other data than what is accounted for."""
+"""PrivacyBudget refuses to train on data that the accounting does not cover."""
 
 import math
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.unchecked
 
 
 class TestMismatchIsRefused:
-    """Each way to train on other data than what is accounted for."""
+    """Each way to train on data that the accounting does not cover."""
 
     def _assert_refused(self, data, budget, match, optimizer=None, **fit_options):
         model = model_of(optimizer or Optimizer())

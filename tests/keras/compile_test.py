@@ -51,12 +51,12 @@ def check(
     static=True,
     **options,
 ):
-    """One step of fit against clipped gradients of one example at a time.
+    """Compares a step of fit with the clipped gradients of single examples.
 
     Args:
-      weight: sample weights, or what `class_weight` should amount to.
-      regulariser: computes the part of the loss that is no example's.
-      scale: what each example's loss is multiplied by, for a summed loss.
+      weight: sample weights, or the weights that `class_weight` should give.
+      regulariser: computes the part of the loss that depends on no example.
+      scale: the factor on each example's loss, for a summed loss.
     """
     tf.keras.utils.set_random_seed(4)
     optimizer = DPSGD(1.0, clip=RULE, noise_multiplier=0, expected_batch_size=EXPECTED)
@@ -191,7 +191,7 @@ def test_a_weight_of_zero_for_one_output_is_not_padding():
 
 
 def test_weights_of_zero_take_an_example_out():
-    """Padding: whatever the data of the example."""
+    """Examples of weight 0 are padding, whatever their data."""
     x, y = numbers(3), numbers(1, seed=1)
     x[[1, 4]] *= 1e3
     weight = np.array([1, 0, 1, 1, 0, 1, 1], np.float32)
@@ -250,7 +250,7 @@ def test_an_activity_regulariser_belongs_to_each_example(penalty, static):
 
 @pytest.mark.slow
 def test_padding_is_padding_for_an_activity_regulariser_as_well():
-    """Its term has no weights: the weights of the loss tell what is padding."""
+    """The regulariser's term has no weights; the loss's weights mark the padding."""
     moved = []
     for padding in (0, 5):
         tf.keras.utils.set_random_seed(4)
@@ -268,7 +268,7 @@ def test_padding_is_padding_for_an_activity_regulariser_as_well():
 
 
 class Penalised(tf.keras.Model):
-    """Adds losses of its own: one per example, averaged or not, and one of weights."""
+    """Adds losses in `call`: per example, their mean, or of the weights alone."""
 
     def __init__(self, kind):
         super().__init__()
@@ -334,7 +334,7 @@ def test_hinge_converts_each_label_by_itself(loss, binary, static):
 @pytest.mark.parametrize("loss", ["hinge", "squared_hinge"])
 @pytest.mark.thinned(2)
 def test_another_label_of_one_example_changes_nobody_elses(loss):
-    """Keras would not convert any label of the batch, were one of them 5."""
+    """If a label were 5, Keras would convert none of the batch's labels to -1 and 1."""
     x, y = 3 * numbers(3), classes(1, of=2).astype("float32")
     y[0], moved = 5, []
     for labels in (y, np.where(np.arange(COUNT)[:, None] == 0, 1, y)):

@@ -21,7 +21,7 @@ def test_conversion_copies_weights_and_leaves_the_model_alone():
     new = convert_batchnorm(model)
     layer = new.get_layer("bn")
     assert type(layer) is L.GroupNormalization
-    # 4x4 positions: one channel in a group has 16 elements.
+    # 4x4 positions: a channel in a group has 16 elements.
     assert layer.groups == 32 and layer.epsilon == bn.epsilon
     np.testing.assert_array_equal(layer.gamma, bn.gamma)
     np.testing.assert_array_equal(layer.beta, bn.beta)
@@ -167,7 +167,7 @@ def test_refuses_models_that_it_cannot_rebuild():
 
 
 class Hinge(tf.keras.regularizers.Regularizer):
-    """One that no file could have: it has no get_config."""
+    """A regularizer that no file can hold: it has no get_config."""
 
     def __call__(self, x):
         return 0.1 * tf.reduce_sum(tf.nn.relu(x))
@@ -178,7 +178,7 @@ def doubled(x):
 
 
 class Argument(L.Layer):
-    """A layer of one function, and of so many units: it has no get_config."""
+    """A layer with a function and a number of units as arguments, and no get_config."""
 
     def __init__(self, function, units):
         super().__init__()
@@ -226,7 +226,7 @@ ODD = {
 @pytest.mark.parametrize("place", ["functional", "sequential", "nested"])
 @pytest.mark.parametrize("kind", ODD)
 def test_layers_that_cannot_be_made_again_are_kept_as_they_are(kind, place):
-    """Wherever they are, the model computes what it did, but for the normalisation."""
+    """Wherever the layers are, only normalisation changes the model's outputs."""
     made, shared = ODD[kind]
     odd = made()
     x = tf.keras.Input((16,))
@@ -282,7 +282,7 @@ def test_a_layer_in_two_models_is_one_layer_in_the_new_ones():
 
 
 def test_arithmetic_between_layers_is_kept_by_the_conversion():
-    """As MobileNetV3 has it: `x + 3` is no layer in Keras 3."""
+    """As MobileNetV3 has `x + 3`, which is no layer in Keras 3."""
     inputs = tf.keras.Input((4, 4, 3))
     x = tf.keras.layers.Conv2D(4, 1)(inputs)
     x = tf.keras.layers.BatchNormalization()(x)

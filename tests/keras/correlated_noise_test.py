@@ -1,4 +1,4 @@
-"""Correlated noise under Keras: what is released, what is kept, what is counted."""
+"""Correlated noise under Keras: the releases, the saved state and the counted steps."""
 
 import dp_accounting
 import numpy as np
@@ -61,7 +61,7 @@ class Recorder(tf.keras.callbacks.Callback):
     "clip",
     [
         0.5,
-        # Gradients are 0, so that the clip norm falls, and noise with it.
+        # Gradients are 0, so the clip norm falls, and the noise with it.
         dpc.QuantileClip(0.5, 2.0, learning_rate=0.4, count_stddev=1.5),
         dpc.QuantileClip(0.65, 2.0, normalize=True, count_stddev=100.0),
     ],
@@ -73,8 +73,8 @@ def test_released_prefix_sums_have_the_covariance_of_the_matrix(clip):
     noise = noise_of(correlated.SquareRootToeplitz(4))
     model, seen = model_of(20_000, clip, z=1.5, noise=noise), Recorder()
     fitted(model, callbacks=[seen])
-    # Gradients are 0 and the rate is 1: weights move by the noise. `stddevs` are those
-    # of independent noise.
+    # Gradients are 0 and the rate is 1: weights move by the noise. `stddevs` are the
+    # stddevs of independent noise.
     moved = -np.diff(np.array(seen.weights), axis=0)
     normalised = moved / np.array(seen.stddevs[:-1])[:, np.newaxis]
     sums = np.tril(np.ones([STEPS] * 2)) @ noise.matrix.noising(STEPS)
@@ -86,7 +86,7 @@ def test_released_prefix_sums_have_the_covariance_of_the_matrix(clip):
 
 @pytest.mark.slow
 def test_the_identity_is_independent_noise_with_its_sensitivity():
-    """The same draws: one Gaussian of z for the run, so that each step has s(C) z."""
+    """Equal draws: a Gaussian of stddev z for the run gives each step s(C) z."""
     noise, weights = noise_of(correlated.Independent()), []
     assert noise.sensitivity == pytest.approx(np.sqrt(2))  # Twice in eight steps.
     for options in ({"z": noise.sensitivity}, {"z": 1.0, "noise": noise}):
@@ -166,7 +166,7 @@ def test_kept_noise_is_in_no_file(tmp_path):
     released = model.get_weights()[0].ravel()[:6]
     files = b"".join(p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
     assert secret.tobytes() not in files
-    assert released.tobytes() in files  # The search finds what is there.
+    assert released.tobytes() in files  # The search works.
     ids = {id(v) for v in model.optimizer.variables}
     assert id(kept) not in ids
 

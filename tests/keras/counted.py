@@ -1,7 +1,7 @@
 """Data, a model and an optimizer for fits whose steps a budget counts.
 
-The optimizer has the attributes that the callback reads and no privacy: what is tested
-is the counting.
+The optimizer has the attributes that the callback reads and no privacy: these tests are
+about the counting.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ DELTA = 1e-5
 
 
 class Optimizer(tf.keras.optimizers.SGD):
-    """Counts one iteration per `accumulation_steps` gradients, as ours do."""
+    """Counts a step per `accumulation_steps` gradients, as private optimizers do."""
 
     def __init__(self, z=2.0, expected_batch_size=10, accumulation_steps=1, seed=None):
         super().__init__(0.01)

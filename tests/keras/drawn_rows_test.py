@@ -94,7 +94,7 @@ def test_schemes_are_trained_on_what_they_drew_and_nothing_else(name, pieces):
     size = batches.expected_batch_size
     _, _, shapes, budget = fit(batches, private(size, accumulation_steps=pieces))
     assert shapes == [None if varies and pieces == 1 else rows] * 2
-    # As before, for whoever iterates next; the draws went on.
+    # Later iterations see the usual shape again; the draws went on.
     assert batches.element_spec[-1].shape[0] == rows
     assert batches.next_step == 2 * len(batches) // pieces == budget.ledger.steps
     for _ in range(2):
@@ -201,7 +201,7 @@ def test_few_lengths_have_few_rows_more_than_examples(size, most):
 @pytest.mark.slow
 @pytest.mark.parametrize("executions", [1, 3])
 def test_steps_that_xla_compiles_are_those_of_filled_batches(executions, monkeypatch):
-    """In one trace: of a length of its own XLA makes another program of it."""
+    """A single trace is used: XLA compiles a separate program for each length."""
     found = []
     for varies in (True, False):
         with monkeypatch.context() as patched:
@@ -305,7 +305,7 @@ def test_after_an_error_in_fit_batches_are_filled_again(at):
 
 @pytest.mark.slow
 def test_where_a_size_would_be_static_batches_are_filled():
-    """A loss that is divided by it would change with every record."""
+    """A loss divided by the static size would change with every record."""
     sizes = []
 
     class Retraced(tf.keras.Sequential):

@@ -1,4 +1,4 @@
-"""Every way to clip, in every combination: one step is one Gaussian mechanism.
+"""Every way to clip, in every combination: each step is one Gaussian mechanism.
 
 For each combination of clip, rule, normalisation, optimizer and accumulation, half of
 them compiled as well, on whole steps of a real optimizer:
@@ -6,7 +6,7 @@ them compiled as well, on whole steps of a real optimizer:
 (a) with noise off, the released sum, every group divided by its noise scale, moves by
     at most 1 when a record comes or goes, and each sum of indicators by 1/2;
 (b) the noise on group h has stddev z_g times its noise scale;
-(c) with those, (a) and the counts' noise add up to the accountant's z.
+(c) with these z_g, (a) and the counts' noise add up to the accountant's z.
 """
 
 import itertools
@@ -63,7 +63,7 @@ RULES = ["fixed", "quantile", "automatic"]
 
 
 def recording(optimizer_class):
-    """The optimizer class, keeping the gradients it is handed last."""
+    """The optimizer class, keeping the gradients that it was last given."""
 
     class Recording(optimizer_class):
         def build(self, var_list):
@@ -114,13 +114,13 @@ QUICK = covering()
 
 
 def combinations(both=True):
-    """Every combination, or the quick ones and those that do not normalise."""
+    """Every combination, or without normalisation except for the quick ones."""
     for combination in itertools.product(*AXES):
         clip, rule, normalize, kind, k, jit = combination
         if normalize and not both and combination not in QUICK:
             continue
-        # XLA never frees what it compiled, 100 MB each time: SGD with one batch a step,
-        # Adam with three.
+        # XLA never frees compiled programs, 100 MB each time: SGD with one batch a
+        # step, Adam with three.
         if jit and (kind == "adam") != (k == 3) and combination not in QUICK:
             continue
         name = "-".join(
@@ -223,7 +223,7 @@ def _adaptive(optimizer):
     return tf.nest.flatten(optimizer.clip_state)[0].numpy()
 
 
-# What the record that comes or goes holds: the scales of x and y, and x's value.
+# The record that comes or goes: the scales of x and y, and x's value.
 RECORDS = {
     "ordinary": (1.0, 1.0),
     "huge": (1.0, 1e6),
@@ -307,7 +307,7 @@ def check_noise(steps, draws):
 
 
 def check_accountant(optimizer):
-    """What is released, in units of its noise, has sensitivity 1 / z."""
+    """The releases, in units of their noise, have sensitivity 1 / z."""
     stddevs = optimizer.count_stddevs
     spent = optimizer.gradient_noise_multiplier**-2
     spent += sum((2 * s) ** -2 for s in stddevs)
@@ -333,7 +333,7 @@ def test_a_step_is_a_gaussian_mechanism_of_the_accountants_z(
     check_noise(steps, 40)
     check_accountant(steps.optimizer)
     if rule == "quantile":
-        # Noise alone moved the clip norms: those of the groups on their own.
+        # Noise alone moved the clip norms, each group's by a draw of its own.
         norms = np.atleast_1d(_adaptive(steps.optimizer))
         assert (
             len(set(norms.tolist()))
@@ -424,7 +424,7 @@ def released(form, rule, unit, jit, x):
 )
 @pytest.mark.slow
 def test_a_record_too_small_to_measure_is_not_scaled_up(rule, form, unit, jit):
-    """The squares of all entries but one underflow, so the norm is measured as 1%."""
+    """Most squared entries underflow: the measured norm is 1% of the true norm."""
     names = ["one/w"]
     bound = rule.bind(names)
     sensitivity = float(tf.reduce_max(bound.sensitivity(bound.initial_state())))

@@ -1,7 +1,7 @@
 """Rows that fill a batch up are no records, whatever the step's loss reads.
 
-Every row has a gradient of norm 1 in the same direction, so that what a step moves is
-the number of its records, exactly.
+Every row has a gradient of norm 1 in the same direction, so a step moves the bias by
+exactly the number of its records.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ def outputs(y_true, y_pred):
 
 
 class Plain(tf.keras.Model):
-    """The loss is what the dense layer gives for zeros: its bias."""
+    """The inputs are zeros, so the loss is the dense layer's bias."""
 
     def __init__(self):
         super().__init__()
@@ -84,7 +84,7 @@ class ClassWeights(Three):
 
 
 class TwoTerms(Three):
-    """The weights are in one term of two."""
+    """The weights are in one of the loss's two terms."""
 
     def loss_of(self, x, y, w):
         losses = outputs(y, self(x, training=True))
@@ -92,7 +92,7 @@ class TwoTerms(Three):
 
 
 class PerExample(Three):
-    """One loss for each example, as eager steps need."""
+    """A loss for each example, as eager steps need."""
 
     def loss_of(self, x, y, w):
         return outputs(y, self(x, training=True))
@@ -168,7 +168,7 @@ def drawn_by(batches):
 
 
 def moved(model):
-    """By how many records of norm 1 the bias went from where it began."""
+    """The number of records of norm 1 by which the bias moved from its start."""
     return float((1.0 - model.dense.bias.numpy()[0]) * SIZE)
 
 

@@ -1,4 +1,4 @@
-"""What scales the gradients of others is found in whatever a model is trained with."""
+"""A gate on the gradients of other examples is found in every kind of training."""
 
 import numpy as np
 import pytest
@@ -81,7 +81,8 @@ def recurrent(gate):
     return stack(*layers, dtype="int32")
 
 
-#: By what is special: the model, its data, and what the optimizer and `compile` get.
+#: For each special feature: the model, its data, and options for the optimizer and for
+#: `compile`.
 CASES = {
     "one piece of two": (dense, (X, Y), {"accumulation_steps": 2}, {}),
     "a private group": (
@@ -109,7 +110,7 @@ CASES = {
     "several steps at once": (dense, (X, Y), {}, {"steps_per_execution": 2}),
     "compiled": (dense, (X, Y), {}, {"jit_compile": True}),
 }
-#: Batches are what is clipped: what mixes within one moves nobody else's.
+#: Where batches are clipped, mixing within a batch moves no other batch's gradient.
 HARMLESS = {"a private group"}
 
 

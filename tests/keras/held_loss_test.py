@@ -1,4 +1,4 @@
-"""Keras 3 hands over a loss, and asks for an update: what may come in between."""
+"""Keras 3 scales a loss and later asks for an update: the calls in between."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def private(**options):
 
 
 class Model(tf.keras.Model):
-    """One dense layer, trained by a step of the test's own."""
+    """A dense layer, trained by the test's own step."""
 
     def __init__(self, step):
         super().__init__()

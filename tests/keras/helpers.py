@@ -1,4 +1,4 @@
-"""What the tests of the Keras optimizers share: references, models and steps."""
+"""References, models and steps for the tests of the Keras optimizers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def numpy_weights(rule, norms, clip_norm):
 
 
 def flat(tensors, variables=None):
-    """Tensors (None as zeros) as one vector in double precision."""
+    """Tensors (None as zeros) as a vector in double precision."""
     parts = []
     for i, tensor in enumerate(tensors):
         if tensor is None:
@@ -81,7 +81,7 @@ def flat(tensors, variables=None):
 
 
 def example(nest, i):
-    """Example i of a nest of arrays, as a batch of one."""
+    """Example i of a nest of arrays, as a batch of size 1."""
     return tf.nest.map_structure(lambda t: tf.constant(t[i : i + 1]), nest)
 
 
@@ -107,7 +107,7 @@ def weights_of(model):
 
 
 def linear(*, units=1, inputs=2, bias=False, kernel="zeros"):
-    """One dense layer."""
+    """A model of a single dense layer."""
     layer = L.Dense(units, use_bias=bias, kernel_initializer=kernel)
     return tf.keras.Sequential([tf.keras.Input((inputs,)), layer])
 
@@ -120,9 +120,10 @@ def some_data(count=8, inputs=2, seed=0, outputs=1):
 
 
 def private_gradients(optimizer, variables, signature, loss_of, jit=False):
-    """A compiled `f(*data)` -> what `optimizer` hands to its base class, as a vector.
+    """A compiled `f(*data)` that returns the private gradients as a vector.
 
-    For looking at the private gradient itself, whatever the optimizer does with it.
+    They are the gradients that `optimizer` gives its base class, before they become an
+    update.
     """
 
     @tf.function(input_signature=signature, jit_compile=jit)

@@ -94,7 +94,7 @@ def test_a_scheme_with_a_capacity_has_no_independent_groups():
 
 
 def groups_of(batches, steps):
-    """`[steps, count]`: the group of each record, -1 for those not drawn.
+    """`[steps, count]`: the group of each record, -1 for records not drawn.
 
     Records are told apart by their first feature.
     """
@@ -145,7 +145,7 @@ def test_every_record_goes_to_a_group_of_its_own_choice():
 
 @pytest.mark.slow
 def test_group_sizes_are_binomial():
-    """Filled one after the other they would be equal, or the last one short."""
+    """If groups were filled in turn, their sizes would be equal except for the last."""
     count, k, steps = 40, 4, 2000
     found = groups_of(numbered(count, 0.5, k), steps)
     sizes = np.stack([(found == group).sum(1) for group in range(k)], axis=1)
@@ -164,9 +164,9 @@ def test_group_sizes_are_binomial():
 def test_a_record_more_leaves_the_others_where_they_are():
     """The coupling behind the accounting, by the conditional distribution.
 
-    Given who else was drawn, the others' groups are as likely with the record as
-    without it: chi-square over the 2 x 8 outcomes of three others, 1e-7 quantile of
-    7 degrees of freedom (46.5).
+    Given the drawn records, the groups of three records are as likely with a fourth
+    record as without it: chi-square over 2 x 8 outcomes, 1e-7 quantile of 7 degrees of
+    freedom (46.5).
     """
     batches = numbered(4, 0.999999, 2)
     found = groups_of(batches, 4000)

@@ -76,7 +76,7 @@ def test_a_batch_does_not_choose_its_loss():
 
 
 class Remembering(Inner):
-    """Has what its batches are like from a variable, a metric or its last pass."""
+    """Trains on data of a variable, a metric or the last pass."""
 
     def __init__(self, layers):
         super().__init__(layers)

@@ -92,7 +92,7 @@ def model_with(layer, **options):
 
 
 def assert_refused(act):
-    """By its own error, or where only the run shows it, by one that names it."""
+    """Expects ExampleIsolationError; an error while running must name the examples."""
     errors = ExampleIsolationError, tf.errors.InvalidArgumentError, ValueError
     with pytest.raises(errors) as caught:
         act()
@@ -146,7 +146,7 @@ def test_a_layer_that_clips_gradients_is_refused_for_that():
 
 
 class InTraining(L.Layer):
-    """Another layer, always as it is in training."""
+    """Runs the given layer always as in training."""
 
     def __init__(self, layer):
         super().__init__()
@@ -156,7 +156,7 @@ class InTraining(L.Layer):
         return self.layer(x, training=True)
 
 
-# Of AugMix, each trace contains it or not.
+# AugMix is left out: each trace draws whether it contains the histogram.
 @pytest.mark.parametrize("name", ["Equalization", "RandAugment"])
 def test_a_histogram_of_all_images_is_refused_by_name(name):
     if not hasattr(L, name):
@@ -314,7 +314,7 @@ def test_a_model_that_keeps_examples_apart_passes(name):
 
 
 class Damped(L.Layer):
-    """The largest row scales everybody's gradient; the value stays what it was."""
+    """The largest row scales every example's gradient; the value is unchanged."""
 
     def call(self, x):
         largest = tf.sort(tf.norm(x, axis=-1))[-1]
@@ -345,7 +345,7 @@ class ScaledBackwards(L.Layer):
 
 
 class ClippedTogether(L.Layer):
-    """The gradients of the batch are clipped as one."""
+    """Clips the gradients of the whole batch together."""
 
     def call(self, x):
         @tf.custom_gradient
@@ -443,7 +443,7 @@ class ClippedAlone(L.Layer):
 
 
 class Unused(L.Layer):
-    """A variable without a gradient, and one whose gradient is 0 but for rounding."""
+    """A variable without a gradient, and one whose gradient is rounding errors."""
 
     def build(self, shape):
         self.a = self.add_weight(name="a", shape=(shape[-1],))

@@ -1,4 +1,4 @@
-"""What a batch leaves behind is warned of, and reaches no other batch's gradient."""
+"""State kept from a batch raises a warning, and reaches no later gradient."""
 
 import warnings
 
@@ -14,7 +14,7 @@ C = 0.5
 
 
 class Keeps(L.Layer):
-    """Keeps something of each batch; `read` whether the step reads it."""
+    """Keeps a mean of each batch; `read` says whether the step reads the kept mean."""
 
     def __init__(self, read):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Optimizers that Keras 3 alone has do under privacy what they do without."""
+"""Optimizers that only Keras 3 has make the same updates under privacy as without."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def optimizer_map():
-    """Adam, but for the embedding: it has SGD."""
+    """Adam for all variables but the embedding, which has SGD."""
     return OPTIMIZERS.OptimizerMap(OPTIMIZERS.Adam(0.01), {".*words.*": sgd()})
 
 
@@ -55,9 +55,9 @@ def data(size=SIZE):
 
 @pytest.mark.parametrize("kind, argument", CASES.values(), ids=CASES)
 def test_updates_are_those_of_the_plain_optimizer(kind, argument):
-    """No noise, and a clip that no gradient reaches: what is left is the optimizer.
+    """No noise and a clip that no gradient reaches leave the plain optimizer's updates.
 
-    Of a matrix, an embedding, a convolution and biases.
+    The model has a matrix, an embedding, a convolution and biases.
     """
     private = privatize(kind)(
         argument(), clip=1e6, noise_multiplier=0.0, expected_batch_size=SIZE
@@ -108,7 +108,7 @@ def test_a_plan_trains_and_a_file_goes_on(kind, argument, tmp_path):
 
 @pytest.mark.parametrize("private", ["default", "mapped", "selected"])
 def test_a_plain_multi_optimizer_takes_no_private_ones(private):
-    """Its parts would be given gradients that nobody clipped."""
+    """It would give its private parts gradients that were not clipped."""
     made = dpc.keras.DPSGD(0.1, noise_multiplier=1.0, expected_batch_size=SIZE)
     multi = OPTIMIZERS.MultiOptimizer
     with pytest.raises(ValueError, match=r"optimizer\(keras.optimizers.MultiOptimizer"):

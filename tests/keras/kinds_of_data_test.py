@@ -22,7 +22,7 @@ class Texts:
 
 
 class Odd:
-    """Of which one record is longer than the others, and was not looked at."""
+    """Data with one longer record, which the check of shapes did not read."""
 
     def __len__(self):
         return RECORDS

@@ -1,4 +1,4 @@
-"""Ways of running a step, and what surrounds it, by plain arithmetic; noise off."""
+"""Ways of running a step and of calling it, by plain arithmetic; noise off."""
 
 import numpy as np
 import pytest
@@ -257,7 +257,7 @@ def test_mixed_bfloat16(jit):
 @pytest.mark.parametrize("policy", ["bfloat16", "mixed_bfloat16"])
 @pytest.mark.thinned(3)
 def test_one_coarse_example_stays_within_the_clip(policy, jit):
-    """In bfloat16 the norm is of the gradient that is summed, not of a finer one."""
+    """In bfloat16 the norm is measured on the very gradient that is summed."""
     tf.keras.mixed_precision.set_global_policy(policy)
     try:
         model = mlp()

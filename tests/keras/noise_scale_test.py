@@ -1,7 +1,7 @@
 """The noise on the gradient sum: its scale and independence; it never repeats.
 
-False alarms: comparisons of standard deviations allow six standard errors
-(sd / sqrt(2 n)), which is 2e-9 each; correlations allow 6 / sqrt(n), also 2e-9.
+False alarms: comparisons of standard deviations allow six standard errors (sd / sqrt(2
+n)), which is 2e-9 each; correlations allow 6 / sqrt(n), also 2e-9.
 """
 
 import math
@@ -66,7 +66,7 @@ def assert_independent(a, b):
 
 
 def every_pair():
-    """Every rule with SGD, and every optimizer with one; all others are slow."""
+    """Every rule with SGD, and every optimizer with one rule; the rest is slow."""
     for kind in OPTIMIZERS:
         for rule in RULES:
             quick = kind == "sgd" or rule == "quantile"
@@ -86,8 +86,8 @@ def test_the_sum_gets_noise_of_z_g_times_the_sensitivity_and_then_the_clip_moves
     step = private_gradients(optimizer, variables, SIGNATURE, tiny_loss(variables))
     drawn = []
     for _ in range(2):
-        # Noise that used the clip norm after its update would show: one step moves it
-        # by a factor exp(1.5) where the learning rate is 3.
+        # Noise scaled by the clip norm after its update would show: a step moves the
+        # clip norm by a factor exp(1.5) where the learning rate is 3.
         sensitivity = float(rule.sensitivity(optimizer.clip_state))
         noise = step(np.full([60], 1e-3, np.float32))
         noise = np.delete(noise, [0, WIDTH])
@@ -246,7 +246,7 @@ def test_noise_does_not_repeat_after_a_checkpoint_is_restored(tmp_path):
     saved.restore(path)
     (again,) = steps(optimizer, variables)
     assert_independent(after, again)
-    # ... and so does a new one.
+    # ... and so does a new process.
     fresh, other = two_variables(), make()
     tf.train.Checkpoint(optimizer=other, v=fresh).restore(path)
     (third,) = steps(other, fresh)

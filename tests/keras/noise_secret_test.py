@@ -1,4 +1,4 @@
-"""Correlated noise goes on in another process, and no draw of it is used twice."""
+"""Correlated noise goes on in a new process, and no draw of it is used twice."""
 
 import collections
 import os
@@ -36,13 +36,13 @@ SHAPES = [[5], [2]]
 
 @pytest.fixture(autouse=True)
 def quick_disk():
-    """What waits for the disk, and does nothing else, need not."""
+    """Replaces fsync, which only waits for the disk."""
     with mock.patch.object(os, "fsync", lambda handle: None):
         yield
 
 
 class Process:
-    """What a `PrivacyBudget` does around the steps of an optimizer, without Keras."""
+    """The part of `PrivacyBudget` around an optimizer's steps, without Keras."""
 
     def __init__(self, directory, scheme=FIXED, matrix=None, x=X, z=1.0, **options):
         self.ledger = Ledger.open(directory / "ledger", 1e-5)
@@ -95,7 +95,7 @@ class Process:
 
 
 def row_of(noise, began, made):
-    """The noise of a matrix whose draws begin at `began`, by other means."""
+    """The matrix's noise whose draws begin at `began`, computed from its definition."""
     draws, stream = GaussianNoise(), noise.matrix.stream()
     draws.go_on_from(began)
     one = tf.ones([])
@@ -107,7 +107,7 @@ def row_of(noise, began, made):
 
 
 def check(log, ledger, noise):
-    """No row twice, each what the matrix makes, all counted, in one order."""
+    """No row is used twice; each is the matrix's; all are counted, in order."""
     assert len({entry[:2] for entry in log}) == len(log)
     matrices = collections.defaultdict(dict)
     for began, made, found, records in log:
@@ -142,7 +142,7 @@ def check_order(rows, scheme):
 
 
 def killed(directory, log, at, **options):
-    """A process that is killed at a call that changes a file; whether it was."""
+    """Kills a process at a call that changes a file; returns whether it was killed."""
     with faults(at, within=directory) as happened:
         try:
             Process(directory, **options).go(log)
@@ -158,12 +158,12 @@ def check_kills(tmp_path, first, every, **options):
         directory.mkdir()
         if not killed(directory, log, at, **options):
             break
-        # Once more, in what the next process writes first.
+        # Kill the next process as well, in its first writes.
         killed(directory, log, 1 + at % 11, **options)
         last = Process(directory, **options)
         last.go(log)
         check(log, Ledger.load(directory / "ledger"), last.noise)
-        # Nothing is left, or what is reserved went on into the next matrix.
+        # The secret is gone, or the reserved steps went on into the next matrix.
         assert not (directory / "secret").exists() or last.source.made > STEPS
         at, count = at + every, count + 1
     assert count * every > 40
@@ -209,7 +209,7 @@ def test_it_is_one_matrix_and_one_order(name, matrix, tmp_path):
     assert len({began for began, *_ in log}) == 1
     last.go(log)
     check(log, last.ledger, last.noise)
-    # Whatever was reserved and not recorded was skipped.
+    # Steps that were reserved and not recorded were skipped.
     assert last.ledger.phases[-1].runs == [STEPS]
     one = dpc.accounting.epsilon(
         1.0, STEPS, SCHEMES[name], 1e-5, matrix=matrix, unit="example"
@@ -230,7 +230,7 @@ def refused(directory, match, **options):
         Process(directory, **options)
     assert "delete it" in str(caught.value) or "settings" in match
     assert (directory / "secret").read_bytes() == before
-    # What the message says helps, and is counted.
+    # The message's remedy works, and the new run is counted.
     (directory / "secret").unlink()
     log = interrupted(directory, 1, **options)
     assert log[0][1] == 0
@@ -284,7 +284,7 @@ def test_records_that_are_fetched_are_looked_at():
 
 
 def test_noise_of_a_run_before_the_ledgers_last_is_refused(tmp_path):
-    """It was used up to a step that nobody knows any more."""
+    """The noise was used up to an unknown step."""
     interrupted(tmp_path)
     shutil.copy(tmp_path / "secret", tmp_path / "copy")
     (tmp_path / "secret").unlink()
@@ -314,7 +314,7 @@ def test_a_ledger_that_is_older_than_the_noise_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_draws_that_are_others_than_before_are_refused(tmp_path, monkeypatch):
-    """As they would be on another device, or by another TensorFlow."""
+    """A different device or TensorFlow version would draw differently."""
     interrupted(tmp_path)
     real = GaussianNoise.sample_all
 
@@ -345,7 +345,7 @@ def test_an_optimizer_goes_on_from_its_own_step_only(tmp_path):
 
 
 def test_steps_that_nobody_counts_have_draws_of_their_own(tmp_path):
-    """As of a fit without the budget: no ledger knows of them in another process."""
+    """A fit without the budget: no ledger of a later process knows its steps."""
     process, log = Process(tmp_path), []
     for _ in range(4):
         process.step(log)
@@ -353,7 +353,7 @@ def test_steps_that_nobody_counts_have_draws_of_their_own(tmp_path):
     process.run.keep()
     outside = np.concatenate(process.source.sample_all(SHAPES, [1.0, 1.0]))
     Process(tmp_path).step(log)
-    # Past noise is in both; the draws are others.
+    # Both contain past noise; their new draws differ.
     assert len(log) == 5 and not np.any(np.isclose(outside, log[-1][2], rtol=1e-3))
 
 
@@ -444,7 +444,7 @@ class Dies(tf.keras.callbacks.Callback):
 
 @pytest.mark.slow
 def test_keras_goes_on_with_one_matrix(tmp_path):
-    """What a killed and a resumed run release together has one matrix's covariance."""
+    """Noise of a killed and a resumed run together has the matrix's covariance."""
     width, steps = 20_000, 8
     noise = dpc.CorrelatedNoise(correlated.SquareRootToeplitz(4), steps, FIXED)
     z = dpc.accounting.noise_multiplier(3.0, 1e-5, steps, FIXED, matrix=noise.matrix)
@@ -471,7 +471,7 @@ def test_keras_goes_on_with_one_matrix(tmp_path):
             assert after == 3
         moved += list(np.diff(np.array(dies.weights), axis=0))
         stddev = made.noise_stddevs["all"]
-    # The last step is counted, whatever became of it, and there is room for no more.
+    # The last step is counted, even if it did not finish, and no step is left.
     assert budget.ledger.phases[-1].runs == [steps] and len(moved) == steps
     assert 2.99 < budget.statement.epsilon <= 3
     assert "secret" in str(budget.statement)

@@ -1,4 +1,4 @@
-"""A training step that takes other data than what fit drew for it is found."""
+"""A training step on data that fit did not draw for it is found."""
 
 import math
 
@@ -45,7 +45,7 @@ def _reduced():
 
 
 class TestOtherData:
-    """A training step that does not train on what fit drew for it."""
+    """A training step that does not train on the data that fit drew for it."""
 
     def _fit(self, take, budget_options=None, checks="first", **options):
         class Model(tf.keras.Sequential):
@@ -66,14 +66,14 @@ class TestOtherData:
     @pytest.mark.parametrize("make", [_other_iterator, _new_iterator, _reduced])
     @pytest.mark.thinned(3)
     def test_is_found(self, make, options):
-        # Without checks, which refuse what is reduced before it comes to that.
+        # Without checks, which would refuse the reduced data first.
         checks = "never" if make is _reduced else "first"
         with pytest.raises(PrivacyMismatchError, match="data that fit did not give"):
             self._fit(make(), checks=checks, **options)
 
     @pytest.mark.every_check
     def test_what_a_data_set_was_reduced_to_is_refused_before(self):
-        """Nobody knows where its examples are, nor is there another batch of them."""
+        """The examples' axis is unknown, and there is no second batch."""
         with pytest.raises(Exception, match="Dataset.*is not known"):
             self._fit(_reduced())
 

@@ -1,4 +1,4 @@
-"""Whatever else writes to the weights during a budgeted fit is found, and named."""
+"""Any other write to the weights during a budgeted fit is found, and named."""
 
 import math
 import re
@@ -131,7 +131,7 @@ def _the_counter(model, tape, loss):
 
 
 class TestTheOptimizersOwn:
-    """What decides about later steps must not come from the batch."""
+    """State that decides about later steps must not come from the batch."""
 
     @pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
     @pytest.mark.parametrize("after", [_the_learning_rate, _the_momentum, _the_counter])
@@ -293,7 +293,7 @@ def _momentum(model):
 
 
 class TestAnotherPrivateOptimizer:
-    """What it trains is no weight of the model: a critic, a temperature."""
+    """The optimizer trains variables outside the model: a critic, a temperature."""
 
     @pytest.mark.parametrize("run_eagerly", [False, True])
     def test_is_found_in_the_training_step(self, run_eagerly):
@@ -328,7 +328,7 @@ class TestAnotherPrivateOptimizer:
 
 
 class TestStateThatIsKept:
-    """What no gradient trains, and the model is saved with: a warning."""
+    """Saved weights that no gradient trains get a warning."""
 
     @staticmethod
     def _fit(after):
@@ -447,7 +447,7 @@ class TestBetweenSteps:
 
 
 class _Nudge(tf.keras.callbacks.Callback):
-    """Moves one number of a weight, or of its average, by little."""
+    """Changes an entry of a weight, or of its average, by a small number."""
 
     def __init__(self, average):
         super().__init__()
@@ -511,7 +511,7 @@ class TestSwappedAverages:
 
 @pytest.mark.slow
 def test_what_a_plan_does_not_know_is_said_to_a_budget_in_its_place():
-    """As the error has it, and the plan's statement has it all."""
+    """The code in the error's text makes a budget, and the plan states its steps."""
     x, y = small_data()
     plan = dpc.keras.PrivacyPlan(8, 1e-4, len(x), batch_size=20, epochs=1)
 
@@ -541,7 +541,7 @@ def test_what_a_plan_does_not_know_is_said_to_a_budget_in_its_place():
     "rows, shape", [((1, 9), [8, 16]), ((0, 9), None), ((0, 7), None)]
 )
 def test_weights_that_overlap_what_was_there_are_others(rows, shape):
-    """Parts of one tensor share its memory, and a variable takes them as they are."""
+    """Slices of a tensor share its memory, and a variable keeps them without a copy."""
     whole = tf.random.normal([9, 16])
     variable = tf.Variable(tf.zeros([8, 16]), shape=tf.TensorShape(shape))
     variable.assign(whole[:8])
@@ -556,7 +556,7 @@ def test_weights_that_overlap_what_was_there_are_others(rows, shape):
 def test_the_training_function_is_put_back():
     model, _ = _fit()
     assert not type(model.train_function).__module__.startswith("tfdpclip")
-    # Without the callback nobody looks.
+    # Without the callback there is no check.
     x, y = small_data()
     model.fit(x, y, verbose=0)
 

@@ -1,4 +1,4 @@
-"""Text that is padded to the longest of a batch reaches nobody else's gradient."""
+"""Text padded to the longest text of a batch moves no other example's gradient."""
 
 import numpy as np
 import pytest

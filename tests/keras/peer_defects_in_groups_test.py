@@ -58,7 +58,7 @@ def test_no_groups_clip_norm_runs_away_from_the_median(make, start):
 @adaptive
 @pytest.mark.slow
 def test_the_noise_of_a_group_is_scaled_by_the_clip_that_clipped(make):
-    """One step moves every clip by exp(-5); six standard errors, 2e-9 each."""
+    """A step moves every clip by exp(-5); six standard errors, 2e-9 each."""
     variables = [tf.Variable(tf.zeros([20_000]), name=f"{n}/w") for n in E]
     base = QuantileClip(0.0, 1.0, 5.0, count_stddev=100.0)
     optimizer = DPRecorder(
@@ -132,7 +132,7 @@ def test_an_empty_batch_is_a_step_of_noise(make):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
 @pytest.mark.slow
 def test_one_example_broken_in_one_group_spoils_nothing_in_any(make, bad):
-    """Not its own group, and not its share in the others."""
+    """A broken gradient in one group changes no group's sum and no group's count."""
     found = []
     for rows in (np.arange(8), np.delete(np.arange(8), 3)):
         x = some_data(8)[0]

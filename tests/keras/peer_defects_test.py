@@ -28,7 +28,7 @@ RULES = {
 
 
 def test_the_noise_is_scaled_by_the_clip_that_clipped_not_by_the_next_one():
-    """One step with an update of a factor exp(-5): the noise must not see it.
+    """A step updates the clip by a factor exp(-5): the noise must not use the new clip.
 
     The comparison allows six standard errors: a false alarm in 2e-9.
     """

@@ -1,6 +1,6 @@
-"""Perturbed gradients of one number have the mean that a closed form gives.
+"""Perturbed scalar gradients have the mean that a closed form gives.
 
-The examples are those of Chen et al. (2020), sections 3 and 5; the clip norm is 1.
+The examples are from Chen et al. (2020), sections 3 and 5; the clip norm is 1.
 """
 
 import math
@@ -23,7 +23,7 @@ def Phi(t):
 
 
 def expected_clip(u, k):
-    """E clip(u + k zeta, 1) for one number."""
+    """E clip(u + k zeta, 1) for a scalar u."""
     if k == 0:
         return min(1.0, max(-1.0, u))
     a, b = (-1 - u) / k, (1 - u) / k
@@ -40,7 +40,7 @@ def test_the_closed_form_has_the_papers_values():
 
 
 class Descent:
-    """f(x) = mean of (x - a_i)^2 / 2 with one parameter, by the optimizer itself."""
+    """f(x) = mean of (x - a_i)^2 / 2 with a scalar parameter, by the real optimizer."""
 
     def __init__(self, a, k, copies, rate=1.0):
         self.x = tf.Variable(0.0)

@@ -1,6 +1,6 @@
 """perturbation=k: Gaussian noise on every example's gradient before it is clipped.
 
-What one example contributes can be seen alone by giving all others weight 0: padding
+Weights of 0 for all other examples show an example's contribution alone: padding
 contributes nothing, but keeps its place in the batch and in the chunks.
 """
 
@@ -112,7 +112,7 @@ def size_of(model):
 
 
 class Step:
-    """One step on a batch of fixed shape: the released sum, and the noise scales."""
+    """A step on a batch of fixed shape: the released sum, and the noise scales."""
 
     def __init__(self, name, rule, k=0.3, chunk=None, jit=False, seed=None, z=0):
         tf.keras.utils.set_random_seed(2)
@@ -180,9 +180,9 @@ CHUNKS = [None, 3, 1, 0]
 @pytest.mark.parametrize("name", mostly_slow(["dense", "tied", "rnn"], MODELS))
 @pytest.mark.slow
 def test_the_norm_is_of_the_very_noise_that_is_added(name, chunk):
-    """With a clip far below every norm, each example contributes exactly that.
+    """With a clip far below every norm, each example contributes exactly the clip norm.
 
-    Seven examples in chunks of three: the last chunk overlaps the one before.
+    Seven examples in chunks of three: the last chunk overlaps the chunk before it.
     """
     step = Step(name, FixedClip(1e-3), chunk=chunk)
     for i in range(COUNT):
@@ -307,7 +307,7 @@ def test_perturbations_are_fresh_for_every_example_and_step(chunk):
         )
 
         def loss(x, weight):
-            # Nobody has a gradient: all that is seen is noise.
+            # No example has a gradient, so only the noise is seen.
             value = x * (variables[0][0] + variables[1][0, 0])
             return weight * (1.0 + value)
 
@@ -317,14 +317,15 @@ def test_perturbations_are_fresh_for_every_example_and_step(chunk):
 
     found = []
     for i in range(COUNT):
-        # One seed: the same draws, of which another example's part is seen.
+        # Runs of the same seed make the same draws; each shows a single example's
+        # noise.
         run = directions(11)
         found += [run(i), run(i)]
     unseeded = directions(None)
     found += [unseeded(0), unseeded(0), directions(None)(0)]
     correlations = np.corrcoef(found) - np.eye(len(found))
     assert np.abs(correlations).max() < 6 / math.sqrt(400)
-    # Two variables of one example do not share noise either.
+    # Two variables of an example do not share noise either.
     first = np.stack(found)[:, :100]
     second = np.stack(found)[:, 100:200]
     pairs = [np.corrcoef(a, b)[0, 1] for a, b in zip(first, second, strict=True)]
@@ -449,7 +450,7 @@ def test_the_quantile_is_of_the_perturbed_norms():
 
 @pytest.mark.slow
 def test_noise_for_privacy_is_as_without_perturbation():
-    """Padding alone: what is left is the noise. Six standard errors, 2e-9."""
+    """A batch of padding leaves the noise alone. Six standard errors, 2e-9."""
     step = Step("dense", FixedClip(C), k=3.0, z=1.5)
     found = np.concatenate([step(np.zeros(COUNT)) for _ in range(200)])
     assert np.std(found) == pytest.approx(1.5 * C, rel=6 / math.sqrt(2 * found.size))

@@ -1,7 +1,7 @@
-"""PrivacyBudget: reports what is spent, stops in time, goes on where it was.
+"""PrivacyBudget reports the epsilon spent, stops in time, and continues its counting.
 
-The optimizers here have the attributes the callback reads and no privacy: what is
-tested is the counting.
+The optimizers here have the attributes that the callback reads and no privacy: these
+tests are about the counting.
 """
 
 import collections
@@ -41,7 +41,7 @@ def test_epsilon_is_in_the_history():
     history = model_of(optimizer).fit(batches, epochs=3, verbose=0, callbacks=[budget])
     expected = [_epsilon(2.0, steps, batches) for steps in (10, 20, 30)]
     found = history.history["epsilon"]
-    # Between epochs a bound that nobody waits for; at the end the number itself.
+    # Between epochs the history has an upper bound; at the end it has epsilon itself.
     np.testing.assert_array_less(np.subtract(expected, 1e-12), found)
     np.testing.assert_allclose(found, expected, rtol=5e-3)
     assert found[-1] == expected[-1] == budget.ledger.epsilon()
@@ -50,12 +50,13 @@ def test_epsilon_is_in_the_history():
 
 
 def test_the_scheme_alone_is_enough():
-    # A rate of no other test: batches of other capacity that one keeps are refused.
+    # A rate of no other test: batches with a different capacity that a test keeps alive
+    # would be refused.
     scheme, optimizer = sampling.Poisson(0.1003), Optimizer()
     batches = scheme.batches(small_data(), steps=10)
     budget = PrivacyBudget(math.inf, DELTA, scheme)
     model_of(optimizer).fit(batches, epochs=1, verbose=0, callbacks=[budget])
-    # What is accounted for are the draws as they were, capacity included.
+    # The ledger has the scheme of the batches, capacity included.
     assert budget.ledger.phases[0].sampling == batches.scheme
     assert budget.ledger.epsilon() == _epsilon(2.0, 10, batches)
 
@@ -83,7 +84,7 @@ def test_stops_before_the_budget_is_exceeded(steps_per_execution, accumulation_s
     ran = int(optimizer.iterations.numpy())
     assert budget.ledger.steps == ran
     assert ran <= 25
-    # Less than one execution is left unused.
+    # The unused rest is shorter than an execution.
     assert ran + math.ceil(steps_per_execution / accumulation_steps) > 25
     assert budget.ledger.epsilon() <= target
 
@@ -117,7 +118,7 @@ def test_a_run_that_stopped_within_a_step_goes_on_there():
         model.fit(batches.repeat(), steps_per_epoch=7, verbose=0, callbacks=[budget])
         assert optimizer.iterations.numpy() == expected
         assert budget.ledger.steps == expected
-    # Another optimizer has not had the first pieces, and gets a whole step.
+    # A new optimizer has not had the first pieces, so it gets a whole step.
     other = Optimizer(accumulation_steps=3)
     batches._drawer.next_element()
     budget = PrivacyBudget(math.inf, DELTA, batches)
@@ -153,11 +154,11 @@ def test_a_second_fit_goes_on_counting():
     model.fit(batches, verbose=0, callbacks=[first])
     model.fit(batches, verbose=0, callbacks=[first])
     assert first.ledger.steps == 20
-    # Another callback with the same ledger goes on ...
+    # A new callback with the same ledger goes on ...
     second = PrivacyBudget(math.inf, DELTA, batches, ledger=first.ledger)
     history = model.fit(batches, verbose=0, callbacks=[second])
     assert history.history["epsilon"] == [_epsilon(2.0, 30, batches)]
-    # ... and one with another knows that steps ran, but not on what.
+    # ... and a callback with a new ledger knows that steps ran, but not their data.
     third = PrivacyBudget(math.inf, DELTA, batches)
     history = model.fit(batches, verbose=0, callbacks=[third])
     assert history.history["epsilon"] == [_epsilon_after_unseen(30, 10, batches)]
@@ -188,7 +189,7 @@ def test_resumes_from_backup(tmp_path):
                 raise RuntimeError("crash")
 
     def callbacks(budget, *more):
-        # The budget comes first: it must notice what the backup restores later.
+        # The budget comes first: it must notice steps that the backup restores later.
         return [budget, tf.keras.callbacks.BackupAndRestore(tmp_path / "b"), *more]
 
     budget = PrivacyBudget(math.inf, DELTA, batches)
@@ -202,7 +203,7 @@ def test_resumes_from_backup(tmp_path):
     ran = int(optimizer.iterations.numpy())
     assert ran == 40
     assert budget.ledger.steps == ran
-    # Without a ledger of the steps before, nobody knows how their records were drawn.
+    # Without a ledger of the earlier steps, their sampling is unknown.
     expected = _epsilon_after_unseen(20, 20, batches)
     assert history.history["epsilon"][-1] == expected
 
@@ -213,7 +214,7 @@ def test_ledger_file_is_continued(tmp_path):
     budget = PrivacyBudget(math.inf, DELTA, batches, ledger=path)
     model_of(optimizer).fit(batches, epochs=2, verbose=0, callbacks=[budget])
     assert Ledger.load(path).steps == 20
-    # A new process whose checkpoint is older than what ran still counts it all.
+    # A new process with an older checkpoint still counts all the steps that ran.
     optimizer = Optimizer()
     budget = PrivacyBudget(math.inf, DELTA, batches, ledger=path)
     model_of(optimizer).fit(batches, verbose=0, callbacks=[budget])
@@ -296,7 +297,7 @@ class TestNotPrivate:
         assert str(budget.statement).startswith("not private: a seed was fixed")
 
     def test_seeded_draws(self):
-        # A rate of its own: a scheme stands for all batches of it that there are.
+        # A rate of no other test: a scheme stands for all of its batches that exist.
         batches, optimizer = poisson(0.11, seed=7), Optimizer(expected_batch_size=11)
         budget = PrivacyBudget(math.inf, DELTA, sampling.Poisson(0.11))
         model_of(optimizer).fit(batches, verbose=0, callbacks=[budget])
@@ -322,7 +323,7 @@ class TestShuffledEpochs:
         budget = PrivacyBudget(math.inf, DELTA, batches)
         for _ in range(3):
             self._fit(batches.repeat(), budget, steps_per_epoch=4, epochs=1)
-        # The optimizers are new each time; the ledger is what counts.
+        # The optimizers are new each time; the ledger counts across them.
         assert budget.ledger.steps == 12
         releases = sum(math.ceil(run / 10) for run in budget.ledger.phases[0].runs)
         assert releases >= 3

@@ -1,4 +1,4 @@
-"""A plan says the budget once: what runs, what is accounted and what is said agree."""
+"""A plan states the budget once: the run, its accounting and its statement agree."""
 
 import io
 import json
@@ -56,7 +56,7 @@ def trained(plan, epochs=None, optimizer=dpc.keras.DPSGD, watched=True, **option
 def test_the_whole_run_fits_the_budget_and_uses_it(sampling, rows, accountant):
     plan = plan_of(sampling=sampling, physical_batch_size=rows, accountant=accountant)
     model, history = trained(plan, epochs=plan.epochs + 2)
-    # The budget, not `epochs`, ended it: at the step that was planned.
+    # The budget, not `epochs`, ended the run: at the planned step.
     assert int(model.optimizer.iterations) == plan.steps == plan.ledger.steps == 12
     assert 2.99 < history["epsilon"][-1] <= 3
     stated = plan.statement()
@@ -65,7 +65,7 @@ def test_the_whole_run_fits_the_budget_and_uses_it(sampling, rows, accountant):
     assert not stated.not_private
     if rows:
         assert plan.accumulation_steps > 1 and plan.physical_batch_size <= rows
-    # What accounts for it knows nothing of plans.
+    # The accountant, which knows nothing of plans, computes the same epsilon.
     assert stated.epsilon == accounting.epsilon(
         plan.noise_multiplier, 12, plan.scheme, 1e-4, accountant
     )
@@ -81,7 +81,7 @@ def test_correlated_noise_is_one_argument(noise):
     assert plan.ledger.steps == plan.steps == 12
     assert 2.99 < plan.statement().epsilon <= 3
     assert "correlated" in str(plan.statement()) or "tree" in str(plan.statement())
-    # What it is for: less noise in the sum of the steps, which is the weights.
+    # Correlated noise has less noise in the sum of the steps, which is the weights.
     steps, scheme = plan.steps, plan.scheme
     ours = (
         plan.noise_multiplier
@@ -98,7 +98,7 @@ def test_the_matrix_is_made_for_the_momentum(noise):
     # The same privacy, whatever the matrix, and less noise in the weights.
     assert plan.noise_multiplier == pytest.approx(plain.noise_multiplier, rel=1e-6)
     workload = dpc.correlated.Workload(momentum=0.9)
-    if noise == "buffered":  # Found by a search; the other is best for long runs.
+    if noise == "buffered":  # A search fits it; toeplitz suits long runs.
         errors = [
             dpc.correlated.noise_error(p._matrix, p.steps, p.scheme, workload).mean
             for p in (plan, plain)
@@ -106,7 +106,7 @@ def test_the_matrix_is_made_for_the_momentum(noise):
         assert errors[0] < 0.98 * errors[1]
     optimizer = plan.optimizer(dpc.keras.DPSGD, learning_rate=0.1, momentum=0.9)
     assert optimizer.noise.matrix == plan._matrix != plain._matrix
-    # Of others than SGD nobody knows which is best.
+    # For optimizers other than SGD the best momentum is unknown.
     plan.optimizer(dpc.keras.DPAdam, learning_rate=0.1)
     for wrong, momentum in ((plan, 0.0), (plan, 0.5), (plain, 0.9)):
         fix = rf"plan.replace\(momentum={momentum:g}\)"
@@ -127,7 +127,7 @@ def test_a_momentum_that_nothing_is_made_for_is_refused():
         plan_of(noise=dpc.correlated.SquareRootToeplitz(4), momentum=0.9)
     with pytest.raises(ValueError, match="below 1"):
         plan_of(noise="buffered", momentum=1.0)
-    # It is nobody's business which optimizer independent noise goes into.
+    # Independent noise suits every optimizer.
     plan_of().optimizer(dpc.keras.DPSGD, momentum=0.9)
     plan_of(noise="tree").optimizer(dpc.keras.DPSGD, momentum=0.9)
 
@@ -164,7 +164,7 @@ def test_a_ledger_file_outlives_the_plan(tmp_path):
 
 @pytest.mark.slow
 def test_a_plan_after_other_phases_is_within_one_budget_with_them(tmp_path):
-    """Another epsilon, rate and clip on the same ledger, and the same after a kill."""
+    """A new epsilon, rate and clip on an old ledger; the same plan after a kill."""
     path = tmp_path / "ledger.json"
     trained(plan_of(epsilon=1.6, ledger=path), clip=1.0)
     with pytest.raises(PrivacyMismatchError) as found:
@@ -180,7 +180,7 @@ def test_a_plan_after_other_phases_is_within_one_budget_with_them(tmp_path):
     again = plan_of(**changed)
     assert again.noise_multiplier == plan.noise_multiplier
     _, history = trained(again, epochs=plan.epochs, clip=2.0)
-    # All the steps that were planned, and not one more.
+    # All the planned steps ran, and no more.
     assert again.ledger.steps == 12 + plan.steps
     assert 2.99 < history["epsilon"][-1] <= 3
     assert again.statement().epsilon == again.planned_epsilon
@@ -197,7 +197,7 @@ def test_a_replaced_plan_goes_on_with_the_ledger_that_it_is_given():
         epsilon=3, batch_size=200, epochs=3, ledger=first.ledger, allow_change=True
     )
     trained(second, clip=0.5)
-    # What both phases spend is said by their events alone.
+    # The epsilon of both phases follows from their events alone.
     parts = [
         plan.scheme.event(plan.noise_multiplier, plan.steps) for plan in (first, second)
     ]
@@ -227,13 +227,13 @@ def test_steps_without_the_callbacks_are_not_passed_over():
     for ask in (plan.statement, lambda: plan.statement("json")):
         with pytest.raises(accounting.PrivacyMismatchError, match="4 steps of an opt"):
             ask()
-    # The text says so, rather than what was planned alone; whoever prints it at the end
-    # of a script loses nothing.
+    # The text says that epsilon is not known, instead of the planned epsilon alone.
+    # Printing the plan at the end of a script raises no error.
     assert "So far: not known. 4 steps of an optimizer" in str(plan)
-    # Nor are they passed over if the model is gone, or others are counted.
+    # The steps stay in the statement if the model is gone, or new steps are counted.
     trained(plan, epochs=1)
     assert "So far: not known. 4 steps of an optimizer" in str(plan)
-    assert str(plan).count("differential privacy") == 1  # what is planned
+    assert str(plan).count("differential privacy") == 1  # the planned epsilon
     with pytest.raises(accounting.PrivacyMismatchError, match="4 steps of an opt"):
         plan.statement()
 
@@ -258,7 +258,8 @@ def test_ctrl_c_at_any_stage_leaves_a_true_ledger_and_a_model_to_save(tmp_path):
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(plan.optimizer(dpc.keras.DPSGD, 0.1), loss)
     batches, steps = plan.batches(data()), 0
-    # After the budget saw the step; before; before it runs, but when it is reserved.
+    # After the budget saw the step; before that; and between the reservation of the
+    # step and its run.
     for stage, first, ran in (
         ("on_train_batch_end", False, 2),
         ("on_train_batch_end", True, 2),
@@ -269,7 +270,7 @@ def test_ctrl_c_at_any_stage_leaves_a_true_ledger_and_a_model_to_save(tmp_path):
             model.fit(batches, callbacks=callbacks[:: -1 if first else 1], verbose=0)
         steps += ran
         assert int(model.optimizer.iterations) == steps
-        # What was begun counts as well, here and in the file.
+        # A step that was begun counts as well, here and in the file.
         stated = plan.statement()
         assert steps <= stated.steps <= steps + 1
         assert accounting.Ledger.load(path).epsilon() == stated.epsilon > 0
@@ -280,7 +281,7 @@ def test_ctrl_c_at_any_stage_leaves_a_true_ledger_and_a_model_to_save(tmp_path):
     for ours, theirs in zip(again.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     model.fit(batches, epochs=9, callbacks=plan.callbacks, verbose=0)
-    # The one that was begun, and did not run, is not given back.
+    # The step that was begun, and did not run, is not given back.
     assert plan.statement().steps == int(model.optimizer.iterations) + 1 == plan.steps
 
 
@@ -317,7 +318,7 @@ def test_metrics_that_count_filled_rows_are_warned_of(batch_size):
             warnings.simplefilter("always")
             budget.on_train_begin()
         texts = [str(w.message) for w in caught if "weight 0" in str(w.message)]
-        # The batch that is the data has no such rows.
+        # A batch of the whole data set has no such rows.
         if place == "metrics" and batch_size < EXAMPLES:
             assert len(texts) == 1 and "(mae)" in texts[0]
             assert f"of {plan.physical_batch_size} rows, 100 are" in texts[0]
@@ -425,7 +426,7 @@ def test_counts_that_are_too_precise_are_refused_before_the_model_is_made():
     ],
 )
 def test_a_batch_that_is_said_to_be_enough_is_enough(changes):
-    """With the noise of that batch, which is more than that of the small one."""
+    """The larger batch has larger noise, which the suggestion takes into account."""
     plan = plan_of(**changes)
     with pytest.raises(ValueError, match=r"batch_size=\d+ is too small") as found:
         plan.optimizer(dpc.keras.DPSGD, 0.1)

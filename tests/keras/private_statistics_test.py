@@ -21,7 +21,7 @@ FALSE_ALARM = 1e-6
 
 
 def exact(statistics, value=0.0):
-    """Has it draw a constant in place of noise; the stddevs that it asked for."""
+    """Replaces the noise by a constant; returns the list of stddevs asked for."""
     asked = []
 
     class Source:
@@ -121,7 +121,7 @@ class TestWhatItCosts:
 class TestThresholds:
     """That the delta of a threshold adds, against both orders of a toy release."""
 
-    # Of two shared values the record has one, and another one alone.
+    # The record has one of two shared values, and a value that is its own.
     Z, K, COST = 1.3, 2, 0.01
 
     def _passes(self):
@@ -176,7 +176,7 @@ class TestThresholds:
 class TestSensitivity:
     @pytest.mark.parametrize("columns", [1, 3])
     def test_one_record_moves_the_sums_by_the_square_root_of_the_columns(self, columns):
-        """Whatever its values: infinite ones, those at the bounds, those between."""
+        """For infinite values, values at the bounds, and values between them."""
         seen = []
 
         def sums(rows):
@@ -235,7 +235,7 @@ def test_neighbours_are_not_told_apart_better_than_it_says():
 
     def released(more):
         statistics = PrivateStatistics(epsilon, delta, n, 2 * runs)
-        # Of one release each: what many of them spend is nobody's question here.
+        # The audit is of a single release, so the noise is that of one release.
         alone = PrivateStatistics(epsilon, delta, n, 1)
         statistics.noise_multiplier = alone.noise_multiplier
         statistics._releases, statistics._examples = 1, n + more
@@ -249,7 +249,8 @@ def test_neighbours_are_not_told_apart_better_than_it_says():
         return np.array(words, float), np.array(sums)
 
     inside, outside = released(True), released(False)
-    # With probability 0.02 each: of 1,000, none in less than one of 10^8 audits.
+    # Each run passes with probability 0.02: all of 1,000 fail in less than one of 10^8
+    # audits.
     assert inside[0].any()
     for scores in zip(inside, outside, strict=True):
         found = dpc.testing.many_runs_lower_bound(*scores, delta, 1 - FALSE_ALARM / 2)
@@ -389,7 +390,7 @@ class TestAdaptedLayers:
         if public:
             assert dpc.keras.public_statistics(layer) is layer
         plan = dpc.keras.PrivacyPlan(8, 1e-3, 20, batch_size=10, epochs=1)
-        # Within another layer, as it may be.
+        # Within a nested model, which is allowed.
         inner = tf.keras.Sequential([tf.keras.Input((1,)), layer, L.Dense(2)])
         model = tf.keras.Sequential([tf.keras.Input((1,)), inner, L.Dense(1)])
         model.compile(plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0), "mse")

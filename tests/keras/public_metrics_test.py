@@ -1,4 +1,4 @@
-"""What PrivacyBudget logs beside epsilon is what the steps released, and right."""
+"""The metrics that PrivacyBudget logs beside epsilon are releases, and right."""
 
 import math
 

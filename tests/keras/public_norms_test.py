@@ -1,4 +1,4 @@
-"""Gradient norms of public data: what they are, when they are taken, by whom."""
+"""Gradient norms of public data: their values, and when they are measured."""
 
 import math
 
@@ -236,7 +236,7 @@ def test_norms_set_by_hand_are_used(rule):
     ):
         with pytest.raises(ValueError, match=text):
             model.optimizer.set_public_norms(bad)
-    # What was refused changed nothing.
+    # The refused norms changed nothing.
     assert model.optimizer.clip_norms == pytest.approx(expected)
 
 

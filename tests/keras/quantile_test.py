@@ -1,6 +1,6 @@
 """The quantile estimate, driven by real Keras optimizers.
 
-The model has one weight and the loss x * w, so that a record's gradient norm is |x|.
+The model has a single weight and the loss x * w, so a record's gradient norm is |x|.
 """
 
 import json
@@ -32,15 +32,15 @@ QUICK = [
 ]
 
 
-# The bound of the file knows nothing of the clamping of fractions to [0, 1]. This case
+# The bound of the file does not cover the clamping of fractions to [0, 1]. This case
 # climbs for 165 steps with no record within, where clamped noise slows it: 200,000
 # simulated runs end 0.351 below on average with a standard deviation of 0.060, at most
-# 0.64 below. Where they end, and eight deviations.
+# 0.64 below. The numbers are the mean end and eight deviations.
 CLAMPED = {"fig2/N(log10,1)/gamma=0.1": (-0.351, 0.48)}
 
 
 class Datum(tf.keras.Model):
-    """One weight; the prediction is x * w."""
+    """A single weight w; the prediction is x * w."""
 
     def __init__(self):
         super().__init__()
@@ -88,7 +88,7 @@ def test_the_estimate_tracks_a_log_normal_quantile(name):
 
 
 # With noise of stddev 5 in 100 on the counts, the stationary error of ln C has a
-# standard deviation below 0.05, and the test allows 8 of those: a false alarm in 1e-15.
+# standard deviation below 0.05, and the test allows 8 of these: a false alarm in 1e-15.
 
 
 @pytest.mark.parametrize("initial", [0.01, 100.0])

@@ -1,4 +1,4 @@
-"""Random allocation in `fit`: what is stated is what was drawn, wherever a run ends."""
+"""Random allocation in `fit`: the statement is true, wherever a run ends."""
 
 import dp_accounting
 import numpy as np
@@ -78,7 +78,7 @@ def test_a_run_that_stopped_within_an_epoch_goes_on_with_another(tmp_path, again
         batches, model = plan.batches((X, Y), initial_step=8), model_of(plan)
     model.fit(batches, epochs=1, callbacks=plan.callbacks, verbose=0)
     assert plan.ledger.phases[-1].runs == [8, 6]
-    # What was left of the epoch that was begun has not been drawn from.
+    # The new run draws nothing from the rest of the epoch that was cut short.
     assert (batches.next_step - batches._drawer._first_step) % 6 == 0
     z, scheme = plan.noise_multiplier, batches.scheme
     parts = [scheme.event(z, steps) for steps in (6, 2, 6)]
@@ -171,7 +171,7 @@ def test_fit_reads_a_stream_once_an_epoch_and_states_what_it_is(tmp_path):
         validation_data=(X, Y),
         verbose=0,
     )
-    # One record was read before, for the shapes.
+    # The shapes took one record's read.
     assert read.passes == 1 + plan.epochs
     assert plan.ledger.steps == 12 and len(history.history["val_loss"]) == 2
     text = str(plan.statement())

@@ -1,4 +1,4 @@
-"""What a step writes beside the private optimizer is of releases alone, or refused."""
+"""A step's writes beside the private optimizer depend on releases alone, or raise."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ L = tf.keras.layers
 
 
 class Step:
-    """A step of a generator, in pieces that cases change; the critic stays as it is."""
+    """A generator's step, whose parts cases override; the critic is constant."""
 
     def __init__(self):
         self.critic = tf.Variable(tf.ones([6, 1]), name="critic")
@@ -148,7 +148,7 @@ class ReadsAMetric(Step):
 
 
 class ReadsTheLastMetric(Step):
-    """The read stands before the write: it is of the last step's records."""
+    """The read comes before the write, so it reads the last step's records."""
 
     def step(self, x):
         self.update(self.gradient(x) * self.seen)
@@ -195,7 +195,7 @@ class TurnsOfRecords(Step):
 
 
 class TurnsOfLearned(Step):
-    """The first turn writes what the second one reads."""
+    """A turn of the loop writes the value that the next turn reads."""
 
     def step(self, x):
         value, other = tf.zeros([]), tf.zeros([])
@@ -288,7 +288,7 @@ def test_what_may_read_data_is_not(kind):
 
 
 class GAN(tf.keras.Model):
-    """As Keras's guide has it, but for `minimize` and the generator's batch size."""
+    """As in Keras's guide, but for `minimize` and the generator's batch size."""
 
     matches = generator_first = counts = False
 

@@ -46,7 +46,7 @@ USES = {"sequence": dense_sequence, "twice": dense_twice, "conv": convolution}
 @pytest.mark.parametrize("jit", mostly_slow([False], [False, True]))
 @pytest.mark.slow
 def test_a_gradient_that_cancels_does_not_escape_the_clip(use, jit):
-    """Two large parts of one record's gradient nearly cancel; what is left is clipped.
+    """Two large parts of a record's gradient nearly cancel; the small rest is clipped.
 
     A norm from products of all pairs loses the difference where the gap is below the
     square root of the precision.
@@ -93,7 +93,7 @@ def test_a_token_that_comes_twice_does_not_escape_the_clip():
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("scale", [1e-30, 1e-15, 1e-3, 1e3, 1e15, 1e30])
 def test_factors_of_very_different_size_do_not_escape_the_clip(scale):
-    """x times `scale` and dz over it: the gradient is the same."""
+    """x times `scale` and dz over `scale`: the gradient is the same."""
     w = tf.Variable(tf.zeros([4, 3]))
 
     @tf.function
@@ -132,7 +132,7 @@ COARSE = {
 @pytest.mark.parametrize("name", mostly_slow(["dense", "embedding", "lstm"], COARSE))
 @pytest.mark.slow
 def test_the_sum_over_many_examples_is_not_rounded_to_bfloat16(name):
-    """1000 equal clipped records add up to 1000 C, and one more adds C."""
+    """1000 equal clipped records add up to 1000 C, and a further record adds C."""
     tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:
         tf.keras.utils.set_random_seed(1)

@@ -1,4 +1,4 @@
-"""Loops of one's own: which rows are records, and one private step for each draw."""
+"""Custom training loops: which rows are records, and one private step for each draw."""
 
 import gc
 
@@ -54,7 +54,7 @@ def drawn():
 
 @pytest.fixture(autouse=True)
 def _nothing_is_held():
-    """What failed before in this process may hold its elements."""
+    """Frees the elements that earlier failures in this process may hold."""
     gc.collect()
 
 
@@ -92,7 +92,7 @@ def another_held(step):
 
 
 def made_of_elements(step):
-    """Nothing of the element itself is left when the step is called."""
+    """The element does not exist any more when the step is called."""
     made = tf.function(lambda x: step.take_step(x))
     iterator = iter(batches())
 
@@ -318,7 +318,7 @@ class TestStepsOfALedger:
                 with ledger.step():
                     pass
         assert ledger.steps == steps
-        # The run came as far as the last step but one of the second epoch.
+        # The run went up to the last step but one of the second epoch.
         whole = accounting.epsilon(1.0, 2 * steps - 1, data.scheme, 1e-5)
         assert ledger.epsilon() == pytest.approx(whole)
 

@@ -1,4 +1,4 @@
-"""Configurations, files and checkpoints: private training comes back as it was."""
+"""Configurations, files and checkpoints: restored training is as private as before."""
 
 import json
 
@@ -106,7 +106,7 @@ def assert_state_is_back(found, expected):
 
 
 def assert_still_private(model):
-    """Another step is noised, and goes through the clip."""
+    """Checks that a further step has noise, and that gradients must pass the clip."""
     optimizer = model.optimizer
     assert optimizer.noise_multiplier > 0
     before = flat(model.trainable_variables)
@@ -163,7 +163,7 @@ def test_a_model_that_was_saved_before_training_comes_back_private(tmp_path, nam
 @saved_model
 @pytest.mark.filterwarnings("ignore:Keras does not read an optimizer's state")
 def test_a_saved_model_directory_comes_back_private_from_the_start(tmp_path):
-    """Keras brings no optimizer's state back from it: neither clip nor step count."""
+    """Keras restores neither the clip nor the step count from the directory."""
     model = trained(adaptive())
     model.save(str(tmp_path / "model"))
     loaded = tf.keras.models.load_model(str(tmp_path / "model"))
@@ -247,7 +247,7 @@ class StopAfter(tf.keras.callbacks.Callback):
 
 @pytest.mark.slow
 def test_backup_and_restore_goes_on_where_it_was_with_new_noise(tmp_path):
-    """An interrupted run resumes with its clip and steps; the noise is another."""
+    """An interrupted run resumes with its clip and steps, and with new noise."""
     drawn = []
     for _ in range(2):
         model = model_with(adaptive(), seed=3)

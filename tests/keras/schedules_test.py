@@ -1,7 +1,6 @@
-"""Schedules of clip norm, noise and quantile through `fit`, and what the ledger counts.
+"""Schedules of clip norm, noise and quantile through `fit`, and the ledger's counts.
 
-The numbers to compare with are composed here by dp_accounting itself, each step with
-its own noise.
+dp_accounting itself composes the expected epsilons here, each step with its own noise.
 """
 
 import collections
@@ -29,7 +28,7 @@ COUNT = 60
 
 
 class Register(schedules.LearningRateSchedule):
-    """A schedule of one's own: z for even steps, z + 1 for odd ones."""
+    """A user's schedule: z for even steps, z + 1 for odd steps."""
 
     def __init__(self, z):
         super().__init__()
@@ -52,7 +51,7 @@ SCHEDULES = {
 
 
 class Of(schedules.LearningRateSchedule):
-    """Whatever a function makes of the step."""
+    """A schedule of any function of the step."""
 
     def __init__(self, function):
         super().__init__()
@@ -68,8 +67,8 @@ class Of(schedules.LearningRateSchedule):
 def composed(multipliers, rate=RATE):
     """Epsilon of Poisson-sampled Gaussian steps of these noise multipliers.
 
-    On a grid ten times coarser than the library's, which is ten times as fast and
-    changes epsilon by 1e-5 of itself.
+    The grid is ten times coarser than the library's, which is ten times as fast and
+    changes epsilon by a relative 1e-5.
     """
     accountant = pld.PLDAccountant(value_discretization_interval=1e-3)
     for z, count in collections.Counter(multipliers).items():
@@ -165,7 +164,7 @@ def test_the_noise_that_is_drawn_is_that_of_the_step(k):
 
 
 def test_a_scheduled_noise_leaves_room_for_the_counts():
-    """z_g of each step; the count's noise stays as it is."""
+    """The gradient noise z_g of each step; the count's noise is constant."""
     rule = LayerwiseClip(QuantileClip(count_stddev=4.0))
     model = model_with(STEPWISE, clip=rule)
     optimizer = model.optimizer
@@ -184,7 +183,7 @@ def test_counts_too_precise_for_the_first_step_are_refused():
 
 
 def test_counts_too_precise_for_a_later_step_release_nothing():
-    """Noise that rises beyond what the counts allow: no number comes out."""
+    """Noise that rises beyond the limit set by the counts' noise releases only NaN."""
     rising = schedules.PiecewiseConstantDecay([1], [1.0, 5.0])
     model = model_with(rising, clip=QuantileClip(count_stddev=1.0))
     x, y = some_data(12, 3)
@@ -249,7 +248,7 @@ def test_an_execution_of_several_steps_counts_its_least_noise(spe, k):
 @pytest.mark.parametrize("name", mostly_slow(["stepwise"], ["stepwise", "own"]))
 @pytest.mark.slow
 def test_the_budget_stops_before_the_step_that_exceeds_it(name, spe):
-    """The most steps that fit, found by composing one more each time."""
+    """The expected number of steps comes from composing a step more each time."""
     schedule = SCHEDULES[name]
     z = values(schedule, 40)
     target = composed(z[:7]) + 1e-6
@@ -262,7 +261,7 @@ def test_the_budget_stops_before_the_step_that_exceeds_it(name, spe):
     assert budget.ledger.epsilon() <= target
     assert composed(z[:steps]) <= target * (1 + 1e-3)
     if name == "stepwise":
-        # Executions of two may stop one or (near a change) two steps early.
+        # Executions of two steps may stop one or (near a change) two steps early.
         assert 7 - 2 * (spe - 1) - (spe > 1) <= steps <= 7
 
 
@@ -398,7 +397,7 @@ READS_MORE = {
 @pytest.mark.parametrize("reads", READS_MORE)
 @pytest.mark.parametrize("argument", ["noise_multiplier", "clip", "learning_rate"])
 def test_a_schedule_that_reads_more_than_the_step_is_refused(argument, reads):
-    """Else what runs is not what is accounted, or a metric scales the release."""
+    """Else the noise differs from the accounting, or a metric scales a release."""
     given = {"learning_rate": 0.1, "clip": 1.0, "noise_multiplier": 1.0}
     given[argument] = Of(READS_MORE[reads])
     text = f"{argument}=Of.* reads more than the step.*{argument}="
@@ -429,7 +428,7 @@ def test_a_table_of_the_steps_is_no_more_than_the_step():
 @pytest.mark.slow
 @pytest.mark.parametrize("allow_change", [False, True])
 def test_a_schedule_that_was_changed_is_refused(allow_change):
-    """The trace of the step has the old number: it must not be counted as the new."""
+    """The trace of the step still has the old noise, which must be counted."""
     schedule, drawn = Register(0.5), batches()
     budget = PrivacyBudget(math.inf, DELTA, drawn, allow_change=allow_change)
     model = model_with(schedule)
@@ -451,14 +450,15 @@ class SetsCounter(tf.keras.callbacks.Callback):
 
 @pytest.mark.slow
 def test_a_step_counter_that_is_put_back_before_a_step_is_found():
-    """What is accounted is read before; nothing runs with less noise than that."""
+    """The noise is read before the step and accounted; the step has no less noise."""
     rising = schedules.PiecewiseConstantDecay([1], [0.5, 8.0])
     drawn, model = batches(), model_with(rising)
     budget = PrivacyBudget(math.inf, DELTA, drawn)
     with pytest.raises(PrivacyMismatchError, match="noise of step 4.*is 0 now"):
         model.fit(drawn, verbose=0, callbacks=[budget, SetsCounter()])
     assert budget.ledger.steps >= 4
-    # Put back by what comes before the budget, the step is counted with what it has.
+    # A callback before the budget sets the counter back: the step is counted with the
+    # noise that it has.
     drawn, model = batches(), model_with(rising)
     budget = PrivacyBudget(math.inf, DELTA, drawn)
     model.fit(drawn, verbose=0, callbacks=[SetsCounter(), budget])
@@ -467,7 +467,7 @@ def test_a_step_counter_that_is_put_back_before_a_step_is_found():
 
 
 def test_a_step_counter_that_is_put_back_within_the_step_is_found():
-    """And counted with what the step had."""
+    """The step is counted with the noise that it had."""
     rising = schedules.PiecewiseConstantDecay([1], [0.5, 8.0])
 
     class Model(tf.keras.Sequential):
@@ -482,7 +482,7 @@ def test_a_step_counter_that_is_put_back_within_the_step_is_found():
     with pytest.raises(PrivacyMismatchError, match="noise_multiplier 0.5"):
         model.fit(drawn, verbose=0, callbacks=[budget])
     assert budget.ledger.steps == 4
-    # The one that was found is a full batch.
+    # The refused step is counted as a full batch.
     assert (0.5, 1) in [
         (phase.noise_multiplier, phase.steps) for phase in budget.ledger.phases
     ]

@@ -1,8 +1,8 @@
-"""One whole step, noise off: what adding, removing or replacing a record can change.
+"""A whole step, noise off: the effect of adding, removing or replacing a record.
 
-The sum (update times expected batch size) moves by at most the rule's sensitivity for
-a record that is added or removed, and by twice that for one that is replaced; the sum
-of indicators by 1/2, and by 1.
+The sum (update times expected batch size) moves by at most the rule's sensitivity if a
+record is added or removed, and by twice as much if a record is replaced; the sum of
+indicators by 1/2, and by 1.
 """
 
 import math
@@ -39,7 +39,7 @@ RULES = {
     "automatic": AutomaticClip(0.01),
     "automatic_unit": AutomaticClip(0.0),
 }
-# What the record that comes, goes or changes holds, as (scale of x, scale of y).
+# The record that comes, goes or changes, as (scale of x, scale of y).
 RECORDS = {
     "ordinary": (1.0, 1.0),
     "huge": (1e4, 1e4),
@@ -53,7 +53,7 @@ RECORDS = {
 
 
 class FixedMask(L.Layer):
-    """Dropout with one mask for all examples, so that neighbours have the same."""
+    """Dropout with the same mask for all examples, and so for all neighbours."""
 
     def __init__(self, width):
         super().__init__()
@@ -111,7 +111,7 @@ MODELS = {"dense": dense, "conv": conv, "tied": tied, "lstm": lstm, "rnn": rnn}
 
 
 def records(model, shape, kind, count=COUNT):
-    """`count` ordinary records and, last, one of the given kind."""
+    """`count` ordinary records and, last, a record of the given kind."""
     rng = np.random.default_rng(11)
     y = 3 * rng.standard_normal((count + 1, 1)).astype("float32")
     y[-1] = 3.0
@@ -128,7 +128,7 @@ def records(model, shape, kind, count=COUNT):
 
 
 class Step:
-    """One logical step of a fresh state: the sum, and the sum of indicators."""
+    """A logical step from a fresh state: the sum, and the sum of indicators."""
 
     def __init__(self, name, rule, kind=DPSGD, k=1, jit=False):
         tf.keras.utils.set_random_seed(2)
@@ -266,7 +266,7 @@ def test_a_step_through_the_fallback_moves_by_at_most_the_sensitivity():
 @jacobian
 @pytest.mark.parametrize("kind", mostly_slow(["nan"], ["nan", "nan_label", "inf"]))
 def test_the_fallback_refuses_a_batch_that_is_not_finite(kind):
-    """It must not drop the others with it: their sum would vanish."""
+    """Dropping the batch instead would lose the sum of the sound records."""
     step = Step("rnn", RULES["quantile"])
     step(*records("rnn", step.shape, "ordinary"))
     with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
@@ -346,7 +346,7 @@ def test_a_loss_divided_by_a_constant_does_not_depend_on_how_many_came():
 )
 @pytest.mark.thinned(3)
 def test_a_record_stays_within_the_clip_under_random_layers(noisy):
-    """The norm and the gradient must come from one draw of the mask."""
+    """The norm and the gradient must come from the same draw of the mask."""
     model = tf.keras.Sequential(
         [tf.keras.Input((8,)), noisy(), L.Dense(16, "relu"), noisy(), L.Dense(1)]
     )

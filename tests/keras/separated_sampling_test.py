@@ -1,4 +1,4 @@
-"""Schemes that keep steps apart train, and a budget counts what was drawn."""
+"""Schemes that keep a record's steps apart train, and a budget counts the draws."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,8 @@ def test_a_budget_counts_the_times_of_a_record(scheme):
     ledger = budget.ledger
     assert ledger.steps == 14
     expected = dpc.accounting.epsilon(2.0, 14, scheme, 1e-5)
-    # Each call of fit may begin anywhere in the order: never less than it costs.
+    # Each call of fit may begin anywhere in the order, so the ledger's epsilon is at
+    # least the epsilon of a single run.
     assert expected * 0.99999 <= budget.ledger.epsilon() <= 1.5 * expected
     assert "zero" in str(budget.statement)
 
@@ -60,7 +61,7 @@ class DrawsBetween(tf.keras.callbacks.Callback):
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
 def test_a_step_for_something_else_moves_the_order(scheme):
-    """What was drawn and not trained on brings a record's steps together."""
+    """Draws without training bring a record's steps closer together."""
     batches = scheme.batches((X, Y))
     budget = dpc.keras.PrivacyBudget(100.0, 1e-5, batches)
     fitted(

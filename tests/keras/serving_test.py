@@ -86,7 +86,7 @@ def test_an_export_is_no_file_to_train_from_and_is_not_warned_of(tmp_path):
 
 @pytest.mark.skipif(not KERAS_3, reason="what OrbaxCheckpoint saves is of Keras 3")
 def test_a_state_tree_has_no_steps_behind_it_so_that_they_count_as_unknown():
-    """What `OrbaxCheckpoint` saves and loads."""
+    """The state tree is the one that `OrbaxCheckpoint` saves and loads."""
     model, _ = trained()
     other, _ = trained()
     known = set(other.optimizer._step_history.known_steps())

@@ -193,7 +193,7 @@ def test_an_optimizer_of_other_records_is_refused(options):
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("rows", [1, 2, 8])
 def test_without_a_budget_the_size_of_a_batch_tells(rows):
-    # As many rows as no batches of other tests, which may be there yet, have.
+    # A number of rows of no other test, whose batches may still exist.
     batches = sampling.Poisson(0.5).batches((X, Y), views=4, physical_batch_size=54)
     model = compiled(private(rows_per_record=rows))
     with pytest.raises(Exception, match=r"rows_per_record=batches.rows_per_record"):
@@ -285,7 +285,7 @@ def test_a_record_moves_a_step_by_what_is_claimed():
 
 
 class Mean(L.Layer):
-    """Adds the mean of some rows, one after the other."""
+    """Adds the mean of several rows to each of these rows."""
 
     def __init__(self, rows):
         super().__init__()

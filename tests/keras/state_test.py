@@ -19,7 +19,7 @@ OPTIONS = {"clip": 1.0, "noise_multiplier": 0.0, "expected_batch_size": 8}
 
 
 class Trainer(tf.keras.Model):
-    """Subclasses say what the loss of a step reads and what they write."""
+    """Subclasses define which state a step's loss reads and which state it writes."""
 
     jit = False
 
@@ -101,7 +101,7 @@ class RowsOfABank(BankBefore):
 
 
 class OfAnother(BankBefore):
-    """The loss reads a copy of what is written."""
+    """The loss reads a copy of the written state."""
 
     def read(self):
         self.copy.assign(self.state)
@@ -185,7 +185,7 @@ def test_what_a_callback_writes_is_found_too():
 @pytest.mark.parametrize("before, after", [(1.0, -1.0), (0.0, -0.0), (2.0, 4.0)])
 @pytest.mark.slow
 def test_a_sign_that_changes_is_found(before, after):
-    """One bit, the first, which a sum modulo 2^32 loses if it counts evenly."""
+    """The first bit changes; a sum modulo 2^32 loses an even number of changes."""
     model = Trainer()
     model.state.assign(tf.fill([8, 1], 0.5))
     model.state[3].assign([before])
@@ -325,7 +325,7 @@ def test_ordinary_layers_need_no_declaration(name, jit):
 
 @pytest.mark.slow
 def test_two_private_optimizers_of_one_model():
-    """Each reads what the other trains."""
+    """Each optimizer's loss reads the layer that the other trains."""
     first, second = L.Dense(2), L.Dense(1)
     second(first(X))
     optimizers = [DPSGD(0.1, **OPTIONS) for _ in range(2)]

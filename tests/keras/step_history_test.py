@@ -1,4 +1,4 @@
-"""Steps belong to the optimizer that ran them; what nobody saw counts in full."""
+"""Steps belong to the optimizer that ran them; unseen steps count as full batches."""
 
 import copy
 import gc
@@ -100,7 +100,7 @@ class TestUnseenSteps:
 
         model, ledger = _model(), Ledger(_DELTA, "rdp")
         _seen(model, batches, ledger, epochs=3, callbacks=[More()])
-        # The last one comes after the last execution.
+        # The last unseen step comes after the last execution.
         _seen(model, batches, ledger)
         assert ledger.steps == 43
         assert ledger.epsilon() == _epsilon(batches, 40, (3, _Z))
@@ -114,7 +114,7 @@ class TestUnseenSteps:
         model.optimizer.iterations.assign(count)
         _unseen(model, 2)
         _seen(model, batches, ledger)
-        # A counter that was set forward may stand for steps nobody knows.
+        # A counter that was set forward may stand for unknown steps.
         assert ledger.steps == 20 + 9 + max(0, count - 17)
 
     @pytest.mark.slow
@@ -150,7 +150,8 @@ class TestUnseenSteps:
         ledger = Ledger(_DELTA, "rdp")
         with pytest.raises(ValueError, match="more than once"):
             _seen(model, batches, ledger)
-        # Two releases of one draw: not two draws.
+        # The step counts as two releases of the same draw, which cost more than two
+        # draws.
         assert ledger.epsilon() >= _epsilon(batches, 0, (2, _Z))
 
 
@@ -185,7 +186,7 @@ class TestIdentity:
             model = _model(make=type(saved.optimizer))
             tf.train.Checkpoint(model=model).restore(path)
         elif how.startswith("weights"):
-            # Keras 3 has no other file of weights.
+            # Keras 3 has a single file format of weights.
             path = str(tmp_path / ("w" if how == "weights" else "w.weights.h5"))
             saved.save_weights(path)
             # An Adam that is not built has fewer variables than the file.
@@ -218,7 +219,7 @@ class TestIdentity:
         _seen(first, batches, path)
         _unseen(first, 4)
         model = self._restored(first, how, tmp_path)
-        # The copy and the first one go on, each for itself.
+        # The copy and the first model go on separately.
         _unseen(model, 2)
         _unseen(first, 3)
         _seen(model, batches, path)
@@ -282,7 +283,7 @@ class TestIdentity:
         with pytest.raises(RuntimeError, match="crash"):
             _seen(model, batches, ledger, callbacks=[Crash()])
         assert ledger.reserved
-        # Another callback cannot know that the reserved step did not run.
+        # A new callback cannot know that the reserved step did not run.
         _seen(model, batches, ledger)
         assert ledger.steps == 3 + 1 + 10
         _unseen(model, 1)

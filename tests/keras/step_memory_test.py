@@ -48,13 +48,13 @@ def test_steps_stay_within_the_memory_and_use_it():
     assert found.physical_batch_size < plan.physical_batch_size
     assert found.accumulation_steps > 1 and found.steps == plan.steps
     model, batches = training(found)
-    # What a step takes at its peak depends on which of its ops run side by side.
+    # The peak memory of a step depends on which of its ops run side by side.
     used = max(
         step_memory.measure_step(model, batches, found.accumulation_steps)
         for _ in range(3)
     )
     assert memory / 3 < used <= memory
-    # No record was drawn, and nothing spent: those plans were others.
+    # The search drew no records and spent nothing: it used separate plans.
     assert made and all(batches.next_step == 0 for _, batches in made)
     assert not plan.ledger.phases and not found.ledger.phases
     assert all(trial.ledger is not plan.ledger for trial, _ in made)
@@ -70,7 +70,7 @@ def test_where_the_memory_is_enough_a_step_stays_one_batch(tmp_path):
     assert (found.physical_batch_size, found.accumulation_steps) == (20, 1)
     model, batches = training(found)
     model.fit(batches.take(1), verbose=0, callbacks=found.callbacks)
-    # What is spent is where the first plan was told to keep it.
+    # The spent epsilon is in the first plan's ledger file.
     again = plan_of(batch_size=20, sampling="fixed_order", noise="tree", ledger=path)
     assert again.ledger.steps == 1
     with pytest.raises(ValueError, match="physical_batch_size=20"):

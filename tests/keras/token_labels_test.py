@@ -67,7 +67,7 @@ MODELS = {"tagger": tagger, "transformer": transformer, "lstm": lstm}
 WEIGHTS = {"none": None, "records": ROWS[::9, None], "tokens": EACH[-COUNT:]}
 
 
-# Gradients are those of one backward pass for each record.
+# Comparisons with the gradients of one backward pass for each record.
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_mean_over_the_tokens_of_a_batch_is_refused(name):
         np.testing.assert_array_equal(value, was)
 
 
-# Batches bring weights that Keras can multiply with those losses.
+# Batches bring weights that Keras can multiply with the losses.
 
 
 def plan_for(epochs=1):
@@ -286,7 +286,7 @@ SOURCES = {
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.thinned(4)
 def test_every_scheme_draws_each_weight_with_its_label(name, source):
-    # A weight is what its label is, so that they can be told to belong together.
+    # A weight equals its label, so a wrong pair is seen.
     labels = np.arange(1, RECORDS * LENGTH + 1).reshape(RECORDS, LENGTH)
     data = SOURCES[source](labels[:, 0], labels, labels.astype("float32"))
     batches = SCHEMES[name].batches(data, accumulation_steps=2)
@@ -318,7 +318,7 @@ ONE = np.zeros(RECORDS, int)
         (LABELS, ROWS[:, None], (1,)),
         (LABELS, EACH, (LENGTH,)),
         (LABELS, KEPT, (LENGTH,)),
-        # One loss is made of numbers, and of classes as vectors.
+        # These losses take numbers, or classes as vectors.
         (LABELS.astype("float32"), ROWS, ()),
         (LABELS > 3, ROWS, ()),
         (np.eye(6)[LABELS], EACH, (LENGTH, 1)),
@@ -440,7 +440,7 @@ def test_class_weights_of_numbers_that_name_no_one_class_are_refused(several):
     _refuses_class_weights((TOKENS, y.astype("float32")), classes, match)
 
 
-#: Labels [n], of which one names none of three classes.
+#: Labels [n], of which one is none of three classes.
 def _one_bad(label, dtype):
     labels = np.arange(len(TOKENS)) % 3
     labels = labels.astype(dtype)
@@ -628,7 +628,7 @@ def test_weights_of_records_along_the_wrong_axis_are_named(made):
     assert mended(*batch).shape == [LENGTH]
 
 
-# What fits nothing is refused where it is given.
+# Weights of wrong shapes or values raise where they are given.
 
 BOTH = {"a": LABELS, "b": ONE}
 NAN, BELOW = EACH.copy(), EACH.copy()

@@ -1,4 +1,4 @@
-"""FiLM trains what it says and nothing else; batch normalisation is kept apart."""
+"""FiLM trains the documented variables only; batch normalisation is kept apart."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def names_of(variables):
     return {unwrapped(v).name.split(":")[0] for v in variables}
 
 
-# What trains.
+# The trained variables.
 
 # Classes, trainable and total parameters of ViT-Tiny/16: known figures.
 _TINY = [
@@ -211,7 +211,7 @@ def test_compiled_model_has_to_be_compiled_again():
         model.fit(*images(size=8), verbose=0)
 
 
-# What is refused.
+# Refused models.
 
 
 def test_refuses_models_that_it_cannot_film():
@@ -345,7 +345,7 @@ def test_engine_agrees_with_gradients_one_at_a_time_after_film():
     np.testing.assert_allclose(norms(x, y), np.linalg.norm(alone, axis=1), rtol=1e-5)
 
 
-# What it costs.
+# Costs.
 
 
 @pytest.mark.slow

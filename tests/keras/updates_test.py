@@ -1,4 +1,4 @@
-"""The fused updates do what Keras's own updates do."""
+"""The fused updates equal Keras's own updates."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The study of ways to draw: equal budgets, and noise in the order that it must be."""
+"""The study of ways to draw: equal budgets, and noise in the expected order."""
 
 import pytest
 

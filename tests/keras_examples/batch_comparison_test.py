@@ -1,4 +1,4 @@
-"""What a sweep says came out, from results that are known."""
+"""The conclusions of a sweep, from known results."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_noise_axes_are_the_papers(large, known):
 
 
 def test_recommendations_follow_the_rule(large):
-    # Of 4096, 16384 and 50000: full batch has 8 steps only. At 0.5 both others are
+    # Of 4096, 16384 and 50000: full batch has 8 steps only. At 0.5 the smaller two are
     # nearly the least; at 8, 8.367 is 33 % above 6.307.
     answers = {float(r["epsilon"]): r for r in large[0]("recommendation")}
     assert answers[0.5]["batch_size"] == "4096"

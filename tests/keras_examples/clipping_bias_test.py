@@ -55,8 +55,8 @@ def test_fixed_points_are_those_of_the_table(k, point, at_optimum, slope, slope_
 
 
 def test_the_library_perturbs_as_the_formula_says():
-    # 4000 records of gradient 0.3 with k = 5: the mean of the clipped ones has stddev
-    # at most 1 / sqrt(4000) = 0.0158; 5.3 of these: false alarms 1e-7.
+    # 4000 records of gradient 0.3 with k = 5: the mean of the clipped gradients has
+    # stddev at most 1 / sqrt(4000) = 0.0158; 5.3 of these: false alarms 1e-7.
     count = 4000
     optimizer = dpc.keras.DPSGD(
         1.0,
@@ -77,7 +77,7 @@ def test_the_library_perturbs_as_the_formula_says():
     step(tf.fill([count, 1], -0.3))
     expected = clipping_bias.expected_clipped(0.3, 5.0)
     assert -float(x[0]) == pytest.approx(expected, abs=5.3 / np.sqrt(count))
-    assert expected < 0.05  # Without perturbation it would be 0.3.
+    assert expected < 0.05  # 0.3 without perturbation.
 
 
 @pytest.fixture(scope="module")

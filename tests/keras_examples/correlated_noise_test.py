@@ -34,7 +34,7 @@ def test_all_noises_have_the_same_budget_and_only_references_are_amplified():
             how.noise_multiplier, 20, how.scheme, used.delta, matrix=how.matrix
         )
         assert 2 * 0.9999 < spent <= 2
-    # Of fixed orders the tree is better than nothing, and bands are better than it.
+    # In fixed orders the tree improves on independent noise, and bands on the tree.
     independent, tree, bands, buffered = (plans[n].deviation for n in FIXED_ORDER)
     assert bands < buffered < tree < independent
     assert plans["cyclic"].deviation < plans["poisson"].deviation < independent
@@ -46,7 +46,7 @@ def test_all_noises_have_the_same_budget_and_only_references_are_amplified():
 
 
 def pretended(calls):
-    """Accuracies by what was asked for, and no training."""
+    """Made-up accuracies for each request, without training."""
 
     def trained(data, how, rule, rate, epsilon, part, used):
         adaptive = isinstance(rule, dpc.QuantileClip)
@@ -89,7 +89,8 @@ def test_the_best_rate_is_measured_anew_and_gains_are_compared(tmp_path, monkeyp
     assert float(fixed["gain"]) == float(adaptive["gain"]) == pytest.approx(10)
     assert adaptive["more_than_fixed"] == "0.0" and fixed["more_than_fixed"] == ""
     assert adaptive["against_fixed"] == "not told apart"
-    # Four means in it: twice the error of one, and no more than two runs' freedom.
+    # The difference has four means: twice the error of one, and at most two runs'
+    # degrees of freedom.
     ratio = float(adaptive["more_half_width"]) / float(adaptive["gain_half_width"])
     assert ratio == pytest.approx(2**0.5, rel=1e-2)
     told = words_of(tmp_path)
@@ -101,7 +102,7 @@ def test_the_best_rate_is_measured_anew_and_gains_are_compared(tmp_path, monkeyp
     assert len(calls) == known + 10 and all(
         isinstance(matrix, dpc.correlated.Tree) for matrix, *_ in calls[known:]
     )
-    # What is there is reported, and nothing is trained for what is not.
+    # The report covers the runs that exist; nothing is trained for missing runs.
     known = len(calls)
     study(tmp_path, *flags, "--clips=fixed,median", "--report_only")
     assert len(calls) == known

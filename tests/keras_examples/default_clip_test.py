@@ -44,7 +44,7 @@ def test_a_stopped_study_goes_on_and_compares_with_the_best_fixed_norm(tmp_path)
         mean = 100 * float(results["fixed"]["macro_accuracy"])
         assert float(row["best_fixed"]) == pytest.approx(mean, abs=0.006)
     rates = {float(row["learning_rate"]) for row in rows_of(tmp_path, "tuning")}
-    assert max(rates) == pytest.approx(4.8)  # 16 times, where C multiplies it.
+    assert max(rates) == pytest.approx(4.8)  # 16 times, where C multiplies the rate.
     assert "(8, 1e-05)-differential privacy" in words_of(tmp_path)
     with pytest.raises(SystemExit, match="measured with other settings"):
         study(tmp_path, "--epochs=3")

@@ -1,4 +1,4 @@
-"""The digits program keeps its promises, with each clip rule, and says what it did."""
+"""The digits program keeps its promises, with each clip rule, and reports its run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNPROTECTED = [f"unprotected_norm_{name}" for name in ("p10", "quantile", "p90")
 
 
 class Output:
-    """What one run printed and wrote."""
+    """The printed text and the files of a run."""
 
     def __init__(self, directory: pathlib.Path, *arguments: str):
         self.directory = directory
@@ -180,7 +180,7 @@ def test_seed_repeats_the_run_and_forfeits_privacy(tmp_path):
     arguments = ("--seed=5", "--epochs=1", *QUICK)
     one, two = (Output(tmp_path / name, *arguments) for name in ("one", "two"))
     for column in one.columns:
-        # Threads may add in another order.
+        # Threads may add in a different order.
         assert one.history[column] == pytest.approx(two.history[column], rel=1e-3)
     assert "Privacy: not private" in one.words
     assert "This run guarantees nothing" in one.words

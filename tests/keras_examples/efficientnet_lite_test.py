@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0: the logits of an independent pass, its weights, what trains."""
+"""EfficientNet-Lite0: its logits against an independent pass, weights and training."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BLOCKS = [
 
 
 def each_block():
-    """Prefix, kernel, stride, whether it widens, its widths."""
+    """Prefix, kernel, stride, whether the block widens, its widths."""
     number = 0
     for repeats, kernel, stride, expansion, first, out in BLOCKS:
         for k in range(repeats):
@@ -152,7 +152,7 @@ def test_logits_are_those_of_an_independent_pass(tmp_path, size):
     assert 0.1 < spread < 100
     found = model(images).numpy()
     np.testing.assert_allclose(found, expected, atol=1e-4 * max(spread, 1))
-    # What is said of training makes no difference: no statistics of the batch.
+    # `training` makes no difference: no statistics of the batch.
     np.testing.assert_array_equal(model(images, training=True), found)
     if size == 32:
         other = numpy_logits(weights(), images, symmetric=True)
@@ -206,7 +206,7 @@ DEPTHWISE = "_blocks.3._depthwise_conv.weight"
     [
         ({DEPTHWISE: None}, f"missing {DEPTHWISE}"),
         ({"_blocks.16._bn0.bias": np.zeros(3)}, "unknown _blocks.16._bn0.bias"),
-        # As another framework has it.
+        # The layout of a different framework.
         (
             {DEPTHWISE: np.zeros((5, 5, 144, 1))},
             rf"{DEPTHWISE} must be \(144, 1, 5, 5\) and finite, got \(5, 5, 144, 1\)",
@@ -276,7 +276,7 @@ def test_gradients_of_film_are_per_example(monkeypatch, batchnorm):
 
 
 def photographs():
-    """Crops of photographs that come with other packages, and their classes."""
+    """Crops of photographs that installed packages contain, and their classes."""
     pictures = {
         # A man in uniform; a daisy-like dahlia; roofs of the Summer Palace.
         "grace_hopper": Image.open(

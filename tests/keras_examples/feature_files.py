@@ -1,4 +1,4 @@
-"""Files of features, for tests, and what they should cost."""
+"""Files of features for tests, and their expected privacy cost."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def film_ledger(noise_multiplier=1.0, steps=20, scheme=None, **options):
 
 
 def together(scheme, z, steps, delta=1e-5):
-    """Epsilon of `film_ledger` and one more training, composed by hand."""
+    """Epsilon of `film_ledger` and a further training, composed by hand."""
     parts = [dpc.sampling.Poisson(0.25).event(1.0, 20), scheme.event(z, steps)]
     return dpc.accounting.event_epsilon(dp_accounting.ComposedDpEvent(parts), delta)

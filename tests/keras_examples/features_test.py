@@ -1,4 +1,4 @@
-"""Features know what their network has spent, and are refused if they do not."""
+"""Features carry their network's privacy cost, and are refused without it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_the_network_had_spent_composes_with_a_head(tmp_path):
     before = dpc.accounting.epsilon(1.0, 20, dpc.sampling.Poisson(0.25), 1e-5)
     assert max(alone, before) < stated.epsilon < alone + before
     assert (stated.steps, stated.noise_multipliers) == (30, (1.0, 2.0))
-    # What was read is not used up.
+    # Reading does not change the history.
     again = found.statement(1e-5, noise_multiplier=2.0, sampling=scheme, steps=10)
     assert again == stated
 
@@ -100,7 +100,7 @@ def test_a_history_that_cannot_be_read_is_refused_and_the_fix_shown(tmp_path):
         {"history": np.array(told.encode())},
         {"history": np.array(told.replace('"runs": [7]', '"runs": [6]'))},
         {"history": np.array(told.replace('"format": 1', '"format": 2', 1))},
-        {"features": values},  # The history of other features.
+        {"features": values},  # The history belongs to different features.
     ):
         write_features(path, ledger=film_ledger(steps=7))
         rewritten(path, **changes)

@@ -1,4 +1,4 @@
-"""Figures and findings show what came out: all of it, under its own name."""
+"""Figures and findings show all results, each under its own name."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_epsilon_panel_has_private_runs_only():
     runs = {"DP-SGD": run(0.1, 0.91, 0.95, epsilon=1.0), "SGD": run(0.1, 0.98, 0.99)}
     accuracy, epsilon = training.curves(runs, "A title", 0.1).axes
     assert [line.get_label() for line in epsilon.lines] == ["DP-SGD"]
-    # What lies above 90 % has most of the axis.
+    # Values above 90 % have most of the axis.
     low, high = accuracy.get_ylim()
     assert 89 < low < 91 and 99 < high < 101
     assert len(training.curves({"SGD": runs["SGD"]}, "A title", 0.1).axes) == 1
@@ -126,7 +126,7 @@ def test_no_point_is_outside_of_the_plane(spread):
     drawn = place(points)
     assert np.abs(drawn).max() < axes[0, 0].get_xlim()[1]
     np.testing.assert_allclose(place(-points), -drawn)
-    # Directions, and who is farther from zero, stay.
+    # Directions, and the order of distances from zero, stay.
     angles, shown = (np.arctan2(*p[1:].T) for p in (points, drawn))
     np.testing.assert_allclose(shown, angles, atol=1e-9)
     orders = [np.argsort(np.linalg.norm(p, axis=1)) for p in (points, drawn)]

@@ -1,4 +1,4 @@
-"""Private fine-tuning: a row for each record, what trains, and what is written."""
+"""Private fine-tuning: a row for each record, the trained weights, and the files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def data(tmp_path):
 
 
 def test_a_row_holds_one_record_and_a_record_has_one_row():
-    """Packing by record: no other record's token, and no second row."""
+    """Packing by record: no token of a second record, and no second row."""
     records = [Record(text) for text in [*texts(5), "é" * 40, "x"]]
     rows = text_records.byte_rows(records, 16)
     assert len(rows.x) == len(rows.y) == len(records)
@@ -105,7 +105,7 @@ def test_a_label_that_is_not_public_is_refused_and_not_shown():
     assert "secret" not in str(caught.value)
 
 
-# What trains.
+# Trained weights.
 
 
 @pytest.mark.thinned(2)
@@ -255,7 +255,7 @@ def test_a_preset_in_a_directory_is_tuned_and_saved(data):
     after = models.GPT2CausalLM.from_preset(str(data / "out" / "merged"))
     pairs = zip(before.get_weights(), after.get_weights(), strict=True)
     changed = [np.abs(a - b).max() > 0 for a, b in pairs]
-    assert sum(changed) == 2  # Query and value of one block, with LoRA merged.
+    assert sum(changed) == 2  # Query and value of a block, with LoRA merged.
 
 
 @pytest.mark.slow
@@ -277,7 +277,7 @@ def test_a_classifier_from_a_preset_in_a_directory_is_tuned_and_saved(data):
     after = models.BertTextClassifier.from_preset(str(data / "out" / "merged"))
     pairs = zip(task.backbone.weights, after.backbone.weights, strict=True)
     changed = [np.abs(np.subtract(a, b)).max() > 0 for a, b in pairs]
-    assert sum(changed) == 2  # Query and value of one block, with LoRA merged.
+    assert sum(changed) == 2  # Query and value of a block, with LoRA merged.
     assert {row["model"] for row in rows_of(data / "out", "scores")} == {
         *("public", "private")
     }

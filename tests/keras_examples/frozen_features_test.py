@@ -24,7 +24,7 @@ from tests.output_files import rows_of, words_of
 
 
 def launch(tmp_path, *arguments):
-    """The features of MNIST's images from vit_micro, and what was printed."""
+    """The features of MNIST's images from vit_micro, and their file."""
     micro_checkpoint(tmp_path / "ti.npz")
     used = frozen_features.Settings(
         data_dir=str(tmp_path),
@@ -124,7 +124,7 @@ def test_group_normalisation_needs_batch_normalisation(tmp_path):
         transfer_film.run(used)
 
 
-# One block of each kind, for 49 normalisation layers take minutes to trace.
+# A block of each kind, for 49 normalisation layers take minutes to trace.
 TINY = efficientnet_lite.EfficientNetLite(
     32, (efficientnet_lite.Stage(1, 3, 1, 1, 8),), stem=8, top=24
 )

@@ -1,4 +1,4 @@
-"""What other programs make of searches: two backbones, colours, the rule's choice."""
+"""Programs that read searches: two backbones, colours, the rule's choice."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def test_a_search_on_trained_features_counts_their_training_once(tmp_path):
     assert f"is ({both:.4g}, 1e-05)-differentially private" in report
     for words in ("(the head's training alone)", "after what was spent on the same"):
         assert words in report, words
-    # What cannot be composed is refused before anything is trained.
+    # Features whose history cannot be composed are refused before any training.
     ledger = film_ledger(scheme=dpc.sampling.FixedSize(10, 90))
     other = write_features(tmp_path / "other.npz", ledger=ledger)
     arguments[-1] = f"--output_dir={tmp_path / 'none'}"
@@ -217,7 +217,7 @@ def test_a_search_on_trained_features_counts_their_training_once(tmp_path):
         tune_grid.main([*arguments, f"--features={other}"])
     assert not list((tmp_path / "none").glob("*.csv"))
     arguments[-1] = f"--output_dir={tmp_path / 'out'}"
-    # Runs on other features are not mixed in.
+    # Runs on different features are not mixed in.
     write_features(tmp_path / "f.npz", count=240)
     with pytest.raises(SystemExit, match="--output_dir=.*other features"):
         tune_grid.main(arguments)
@@ -282,7 +282,7 @@ def test_norms_and_weights_state_what_the_features_had_spent(tmp_path):
     assert f"({both:.4g}, 1e-05)-differential privacy" in report
     assert "trained on these very records" in report
     assert "not looked at, with one epsilon" in " ".join(report.split())
-    # A clip norm has one colour in both panels.
+    # A clip norm has the same colour in both panels.
     weights, accuracies = (
         {line.get_label(): line.get_color() for line in ax.get_legend().get_lines()}
         for ax in outcome.figures["retained_weight_eps_1"].axes

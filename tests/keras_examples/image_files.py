@@ -1,4 +1,4 @@
-"""Writes small data sets in the formats of the real ones."""
+"""Writes small data sets in the formats of the real data sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""General batch clipping: the update of local steps is what is clipped and noised."""
+"""General batch clipping: the update of local steps is clipped and noised."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def small(normalised=False):
 
 
 def by_hand(model, x, y, steps):
-    """What local SGD of Keras does to the weights, over the rate."""
+    """The change of the weights by Keras's local SGD, over the rate."""
     copy = tf.keras.models.clone_model(model)
     copy.set_weights(model.get_weights())
     copy.compile(tf.keras.optimizers.SGD(RATE), _LOSS)
@@ -123,7 +123,7 @@ def test_an_update_that_is_not_finite_is_left_out():
 
 
 class Remembering(local_updates.LocalUpdates):
-    """Starts from where the group before it ended: not its own records alone."""
+    """Starts from the end of the group before, so it depends on earlier records."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)

@@ -38,7 +38,7 @@ def test_views(tmp_path):
     lines = (tmp_path / "trials.jsonl").read_text().splitlines()
     assert len(lines) == 3
     assert all(json.loads(line)["epsilon"] <= 3 for line in lines)
-    # What is known is not measured again.
+    # Known results are not measured again.
     views_study.main(flags)
     assert (tmp_path / "trials.jsonl").read_text().splitlines() == lines
 
@@ -84,7 +84,7 @@ def test_people(tmp_path):
         ("examples", "2"),
     ]
     noise = [float(row["noise_multiplier"]) for row in table]
-    # Of people, it is the same whatever is drawn of them; of examples, it grows.
+    # For people the noise is the same for every number of draws; for examples it grows.
     assert noise[0] == noise[1] and noise[3] > 1.2 * noise[2]
     assert "60 speeches" not in (tmp_path / "out" / "report.txt").read_text()
     assert "51 speeches of 17 speakers" in (tmp_path / "out" / "report.txt").read_text()

@@ -1,4 +1,4 @@
-"""State dicts of timm give what AugReg's files of the same weights give."""
+"""State dicts of timm give the same models as AugReg's files of the same weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def timm_arrays(ours):
         a = f"{block}/MultiHeadDotProductAttention_1"
         rows, biases = [], []
         for part in ("query", "key", "value"):
-            # Row by row: an output of a head, and the input's weights for it.
+            # Row by row: an output of a head, and its weights for the input.
             kernel = ours[f"{a}/{part}/kernel"]
             rows += [kernel[:, h, e] for h in range(4) for e in range(8)]
             biases += list(ours[f"{a}/{part}/bias"].ravel())
@@ -161,7 +161,7 @@ def test_damaged_files_are_refused_or_arrays():
             continue
         assert all(isinstance(value, np.ndarray) for value in found.values())
         outcomes.append(True)
-    # Flips of what is in an array cannot be told; cuts and most others can.
+    # A flip in an array's values cannot be found; cuts and most flips elsewhere can.
     assert outcomes.count(False) > len(outcomes) / 2
 
 

@@ -1,4 +1,4 @@
-"""The trade-off program: its curves are those of the library, and no attack is left."""
+"""The trade-off program: its curves equal the library's, and bound every attack."""
 
 from __future__ import annotations
 

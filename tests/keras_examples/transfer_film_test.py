@@ -58,7 +58,7 @@ def test_film_on_cifar100_files_with_a_checkpoint(tmp_path):
         assert file["features"].shape == (400, 32)
         assert (file["split"] == "train").sum() == 200
     assert "it is private data" in report
-    # Its FiLM layers saw the images: what that has cost is in the file.
+    # FiLM layers were trained on the images: the file has their privacy cost.
     found = transfer_features.read(str(out / "features.npz"))
     assert found.ledger(1e-5).epsilon() == pytest.approx(spent, rel=1e-3)
     head = found.statement(
@@ -84,7 +84,7 @@ def test_film_learns_new_digits(tmp_path):
     assert row["T"] == "45"
     # Guessing gets 20 % of five digits.
     assert float(row["macro"]) > 0.4
-    assert "not private: " in report  # It had a seed.
+    assert "not private: " in report  # The run had a seed.
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ def write_folder(root, size=(10, 12)):
             folder.mkdir(parents=True)
             for k in range(number):
                 image = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
-                # One file is of another kind than its name says.
+                # A file whose contents are of a different kind than its name says.
                 encode = tf.io.encode_png if k == 1 else tf.io.encode_jpeg
                 (folder / f"{k}.jpg").write_bytes(encode(image).numpy())
 

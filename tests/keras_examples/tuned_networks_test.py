@@ -46,8 +46,8 @@ def test_every_run_starts_from_the_same_network(problem):
     first(0.05)
     trained = values(network.model)
     assert not all(map(np.array_equal, before, trained))
-    # Neither another trainer nor another run goes on from there: a step of next to no
-    # length leaves what a run starts from.
+    # No trainer and no run starts from these weights: after a step of length near zero
+    # the weights are the initial weights.
     second = problem.trainer(how, "auto_s")
     for trainer in (first, second):
         trainer(0.05)
@@ -55,7 +55,7 @@ def test_every_run_starts_from_the_same_network(problem):
         for now, then in zip(values(network.model), before, strict=True):
             np.testing.assert_allclose(now, then, atol=1e-25)
         assert int(trainer.model.optimizer.iterations.numpy()) == 1
-    # What does not train has not moved, and what trains is scales, offsets and a head.
+    # Frozen weights have not moved; scales, offsets and a head train.
     assert sum(v.size for v in before) == 2 * 16 + 17 * 5
 
 
@@ -106,7 +106,7 @@ def test_a_film_search_resumes_with_its_network_and_says_what_it_costs(tmp_path)
     out = tmp_path / "out"
     search(out)
     network = (out / "public_network.npz").read_bytes()
-    # The network is trained at random: with another, this would be refused.
+    # The network is trained at random: a new network would be refused.
     search(out, "--seeds=2")
     assert (out / "public_network.npz").read_bytes() == network
     assert len(rows_of(out, "grid_eps_8")) == 2

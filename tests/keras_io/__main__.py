@@ -1,9 +1,9 @@
-"""Trains what keras.io's examples build, and writes docs/keras_examples.md.
+"""Trains the models of keras.io's examples, and writes docs/keras_examples.md.
 
     python -m tests.keras_io            # all examples, most of an hour on two cores
     python -m tests.keras_io GAN VAE    # examples with one of these in their names
 
-A stack writes its own column; the other one stays as it is.
+A stack writes its own column, and leaves the second stack's column as it is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STEPS = 100
 
 
 def main(words: list[str]) -> None:
-    """Trains the examples whose names have one of these words, or all."""
+    """Trains the examples whose names contain a given word, or all."""
     for examples in GROUPS.values():
         for name, example in examples.items():
             if words and not any(word.lower() in name.lower() for word in words):
@@ -26,7 +26,7 @@ def main(words: list[str]) -> None:
             try:
                 cell = check.outcome(example, STEPS)
             except Exception as error:
-                # The others are trained all the same, and the line stays as it is.
+                # The remaining examples are trained, and this line stays as it is.
                 print(f"{name}: {type(error).__name__}: {error}", flush=True)
                 continue
             print(f"{name}: {cell}", flush=True)

@@ -1,4 +1,4 @@
-"""What private training does with an example: trains, or refuses with a sentence."""
+"""The result of private training of an example: it trains, or an error explains."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ STEPS_PER_EPOCH = RECORDS // BATCH
 
 
 class NotRefusedAsSaid(AssertionError):
-    """The published form trains, or the error does not say what it should."""
+    """The published form trains, or the error lacks the expected text."""
 
 
 def trained(setup: Setup, steps: int) -> str:
-    """Trains an example by a plan and `fit`; returns what was proven of its loss."""
+    """Trains an example by a plan and `fit`; returns the verdict on its loss."""
     verdicts = []
     prove = engine.prove
 

@@ -17,13 +17,13 @@ K = tf.keras
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """An example, in the form that keras.io has, and in the one that trains.
+    """An example in its published form and in the form that trains.
 
     Attributes:
       trains: the form that trains; None if there is none.
       published: the form of keras.io, where it is refused.
       error: parts of the error's text, each of which says what to do or why.
-      change: what to write for what keras.io has, or to know.
+      change: the change that makes the published form train, or a remark.
     """
 
     trains: Callable[[], Setup] | None
@@ -43,7 +43,7 @@ def _cross_entropy():
 
 
 def _of_integers(loss):
-    """A loss whose labels are integers, which Keras 3 makes floats of."""
+    """A loss of integer labels, which Keras 3 converts to floats."""
 
     def of_integers(labels, found):
         return loss(tf.cast(labels, tf.int32), found)
@@ -71,7 +71,7 @@ _MIXES = "compares the examples of a batch"
 
 
 def _normalised(entry, **options) -> Example:
-    """A model with batch normalisation, and what it is converted to."""
+    """A model with batch normalisation, and its conversion."""
     return Example(
         of_entry(
             entry,

@@ -41,7 +41,7 @@ def table(rows: dict[str, list[str]]) -> str:
 
 
 def update(found: dict[str, str]) -> None:
-    """Puts what was found on this stack into the page."""
+    """Writes this stack's results into the page."""
     text = PAGE.read_text()
     ahead, behind = text.split(BEGIN)[0], text.split(END)[1]
     rows = rows_of(text)

@@ -1,4 +1,4 @@
-"""A model as the author of an example has it, with data: ready for compile and fit."""
+"""A model of an example's author, with data: ready for compile and fit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Setup:
 
     Attributes:
       model: the model.
-      data: what `plan.batches` takes.
+      data: the argument of `plan.batches`.
       compile: compiles the model with an optimizer.
       options: further arguments of `fit`.
     """
@@ -46,7 +46,7 @@ def plain(model: K.Model, optimizer: Any) -> None:
 
 
 def losses() -> dict[Callable, K.losses.Loss]:
-    """What `compile` gets for the losses of the table of proofs."""
+    """The losses for `compile`, by the losses of the table of proofs."""
     return {
         entries.classes: K.losses.SparseCategoricalCrossentropy(from_logits=True),
         entries.squares: K.losses.MeanSquaredError(),
@@ -84,12 +84,12 @@ def of_entry(
 
     Args:
       entry: the entry.
-      loss: what `compile` gets, made by a function; None: as the entry's own.
+      loss: a function that makes the loss for `compile`; None: the entry's own loss.
       largest: inputs that are numbers of tokens are less.
       classes: labels that are classes are less.
       smallest: labels that are classes are no less.
-      change: what becomes of the model before it is compiled.
-      labels: what becomes of the labels.
+      change: changes the model before it is compiled.
+      labels: changes the labels.
       options: further arguments of `fit`.
     """
 

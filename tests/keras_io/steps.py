@@ -1,4 +1,4 @@
-"""Models with a `train_step` or loss of their own, as Keras's guides have it."""
+"""Models with a custom `train_step` or loss, as in Keras's guides."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ guide_weighted, guide_low_level = _stepped(_weighted), _stepped(_low_level)
 
 
 def distillation() -> Setup:
-    """Knowledge distillation: a student is taught by a teacher that stays as it is."""
+    """Knowledge distillation: a teacher that is not trained teaches a student."""
 
     class Distiller(K.Model):
         def __init__(self):
@@ -109,7 +109,7 @@ def distillation() -> Setup:
 
 
 class _Variational(K.Model):
-    """An autoencoder that draws what it decodes."""
+    """An autoencoder that decodes a random draw."""
 
     def __init__(self):
         super().__init__()
@@ -143,7 +143,7 @@ def variational() -> Setup:
 
 
 def variational_weighted_once() -> Setup:
-    """One term has the weights of the batch, and the other one has none."""
+    """One term has the weights of the batch, and the second term has none."""
 
     class Model(_Variational):
         def train_step(self, data):
@@ -208,7 +208,7 @@ def triplets() -> Setup:
 
 
 class _Embedder(K.Model):
-    """Examples that are compared with each other by their embeddings."""
+    """Examples whose embeddings are compared."""
 
     def __init__(self):
         super().__init__()
@@ -228,7 +228,7 @@ class _Embedder(K.Model):
 
 
 def simclr() -> Setup:
-    """Contrastive pretraining: all other images of the batch are negatives."""
+    """Contrastive pretraining: the rest of the batch's images are negatives."""
 
     class Model(_Embedder):
         def loss_of(self, x):
@@ -265,7 +265,7 @@ def views_alone() -> Setup:
 
 
 def metric_learning() -> Setup:
-    """Metric learning: each anchor's positive against all others of the batch."""
+    """Metric learning: each anchor's positive against all positives of the batch."""
 
     class Model(_Embedder):
         def loss_of(self, data):
@@ -393,7 +393,7 @@ def captcha(loss: Callable) -> Callable[[], Setup]:
 
 
 def tensorflows_ctc(labels, found):
-    """What Keras 3's CTC computes, for each example."""
+    """The CTC loss of Keras 3, for each example."""
     labels = tf.cast(labels, tf.int32)
     many, time = tf.ones_like(labels[:, 0]), found.shape[1]
     lengths = labels.shape[1] * many, time * many
@@ -405,7 +405,7 @@ def ctc_of_probabilities(labels, found):
     return ctc(tf.cast(labels, tf.int32), tf.math.log(found + 1e-7), blank=5)
 
 
-# Two networks: the second one learns from the first alone.
+# Two networks: the second learns from the first alone.
 
 
 class _Adversarial(K.Model):
@@ -505,7 +505,7 @@ def wasserstein(critic_steps: int) -> Callable[[], Setup]:
     return build
 
 
-# One graph that all examples are nodes of.
+# A graph whose nodes are all examples.
 
 
 def nodes_of_one_graph() -> Setup:

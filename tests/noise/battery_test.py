@@ -1,9 +1,9 @@
 """A statistical battery on the noise that the optimizers add.
 
 False alarms: all checks that depend on chance go through `assert_likely`, which fails
-below a p-value of LEVEL and counts itself. At most MOST of them are made, so that
-sound noise fails one of them, anywhere in this file, with a probability of 8e-7 at
-most. Tests that numbers never repeat add 1e-7.
+below a p-value of LEVEL and counts its calls. At most MOST calls are made, so that
+sound noise fails a check anywhere in this file with a probability of 8e-7 at most.
+Tests that numbers never repeat add 1e-7.
 """
 
 import math
@@ -22,7 +22,7 @@ LEVEL = 8e-7 / MOST
 SIZE = 1_000_001
 _made = 0
 
-# "words" draws as small noise and noise on other devices is drawn, from the framework's
+# "words" draws small noise and noise on devices other than CPUs from the framework's
 # generator; "compiled" is a step compiled by XLA as a whole.
 KINDS = {
     "float32": (tf.float32, False, False),
@@ -120,11 +120,11 @@ def value(x):
 
 
 def size_of(x):
-    """... and its absolute value as one, which shows dependence of variances."""
+    """... and its absolute value in the same form, which shows dependent variances."""
     return math.sqrt(12) * (2 * np.abs(special.ndtr(x) - 0.5) - 0.5)
 
 
-# The distribution of one value.
+# The distribution of single values.
 
 
 def check_distribution(x, bins):
@@ -200,16 +200,16 @@ def test_the_tails_have_their_mass():
 )
 def test_the_tails_have_their_mass_to_six_standard_deviations(kind, blocks):
     # In float32, 6 values a side are expected beyond 6, and 36 beyond 5.7, where the
-    # framework's samplers end. That float64 does not end there either is for the next
-    # two tests to say: such counts would take hours.
+    # framework's samplers end. The next two tests show that float64 does not end there
+    # either: counts for float64 would take hours.
     zeros = check_tails(kind, 4_000_000, blocks, (3, 4, 5, 5.5, 5.7, 6))
-    # Sums of four round to a grid, of which 0 is a point like any other.
+    # Sums of four round to a grid that includes 0.
     assert zeros == 0 or kind == "hardened"
 
 
 @tf.function(jit_compile=True)
 def compiled_pair(first, second):
-    """What compiled draws make of two words, laid out as `box_muller` does."""
+    """Compiled draws from two words, laid out as `box_muller` does."""
     words = (tf.bitcast(word, tf.uint32) for word in (first, second))
     return tf.concat(threefry.two_normals(*words, tf.constant(1.0)), 0)
 
@@ -243,7 +243,7 @@ def test_the_radius_of_every_word_is_that_of_its_quantile(dtype, transform):
 
 @pytest.mark.parametrize("kind", ["float32", "float64"])
 def test_samples_are_made_of_the_generators_words(kind):
-    """What the last test says is true of the optimizer's noise."""
+    """The optimizer's noise is made as in the test above."""
     dtype = KINDS[kind][0]
     words, signed = (
         (tf.uint32, tf.int32) if kind == "float32" else (tf.uint64, tf.int64)
@@ -260,13 +260,13 @@ def test_samples_are_made_of_the_generators_words(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("jit", [False, True])
 def test_compiled_samples_are_made_of_threefry_blocks(jit):
-    """Of a key that differs for every draw and source, and another counter each."""
+    """The key differs for every draw and source, and the counter for every block."""
     source = GaussianNoise()
     sample = tf.function(lambda: source.sample([70_000], 2.0), jit_compile=jit)
     state = source._generator.state.numpy().view(np.uint64)
     first, second = sample().numpy(), sample().numpy()
-    # How far the framework moves its counter is its own choice, but it moves, and by
-    # more than the two blocks that make a draw's key.
+    # The framework chooses by how much it moves its counter, but it moves by more than
+    # the two blocks that make a draw's key.
     moved = source._generator.state.numpy().view(np.uint64)[0] - state[0]
     assert moved % 4 == 0 and moved > 0
     for drawn, by in ((first, 0), (second, moved // np.uint64(2))):
@@ -299,7 +299,7 @@ def draw_words(state, moved):
 
 
 def test_draws_have_keys_of_their_own():
-    """Two draws in a row, whatever the counter's last bit."""
+    """Two consecutive draws have different keys, whatever the counter's last bit."""
     for last in (0, 1, 255):
         seen = set()
         for serial in range(40):
@@ -394,8 +394,8 @@ def test_values_repeat_no_more_often_than_float32_makes_them():
     twice, thrice = np.sum(per_value * cell) * step, np.sum(per_value * cell**2) * step
     expected = n * (n - 1) / 2 * twice
     spread = math.sqrt(expected + n**3 * (thrice - twice**2))
-    # Above 0.5 cells are wide enough that the finer structure of radius and angle
-    # shows in a few of them; one part in fifty is allowed on top.
+    # Above 0.5 cells are wide enough that the finer structure of radius and angle shows
+    # in a few of them; one part in fifty is allowed on top.
     assert_likely(stats.norm.sf(max(0.0, pairs - 1.02 * expected) / spread))
 
 
@@ -405,7 +405,7 @@ def test_values_repeat_no_more_often_than_float32_makes_them():
 def halves(x, kind):
     """The cosines and the sines."""
     if kind in ("words", "float64", "hardened float64"):
-        # The draw itself was longer, by up to 15.
+        # The source drew up to 15 more numbers.
         half = (-(-len(x) // 16) * 16) // 2
         return x[: len(x) - half], x[half:]
     pairs = len(x) // 2
@@ -464,7 +464,7 @@ def test_steps_and_variables_are_independent(dtype, hardened):
     drawn = np.concatenate([step().numpy() for _ in range(40)]).astype(np.float64)
     for f in (value, size_of):
         assert_likely(*uncorrelated(f(drawn)))
-    # Every variable against every other of its step, and of the step before, over all
+    # Every pair of different variables, in a step and in consecutive steps, over all
     # steps at once.
     by_step = value(drawn).reshape(40, 3, 9999)
     for later, earlier in ((by_step, by_step), (by_step[1:], by_step[:-1])):
@@ -473,7 +473,7 @@ def test_steps_and_variables_are_independent(dtype, hardened):
                 continue
             total = np.sum(later[:, i] * earlier[:, j])
             assert_likely(2 * stats.norm.sf(abs(total) / math.sqrt(later[:, i].size)))
-    # One step against the next, also moved against each other.
+    # Each step against the next, also moved against each other.
     assert_likely(
         *unpredictable(value(drawn[:60].ravel()), value(drawn[60:].ravel()), 1000)
     )
@@ -481,8 +481,8 @@ def test_steps_and_variables_are_independent(dtype, hardened):
 
 def test_streams_of_neighbouring_seeds_are_unrelated():
     drawn = np.stack([GaussianNoise(seed).sample([20_000], 1.0) for seed in range(60)])
-    # Streams that run into each other share whole runs. Two runs of four values agree
-    # by chance with probability 1e-17.
+    # Streams that meet share whole runs. Two runs of four values agree by chance with
+    # probability 1e-17.
     runs = np.lib.stride_tricks.sliding_window_view(drawn, 4, axis=1).reshape(-1, 4)
     assert len(np.unique(np.ascontiguousarray(runs).view("V16"))) == len(runs)
     drawn = drawn.astype(np.float64)
@@ -506,7 +506,7 @@ def test_streams_of_a_thousand_sources_are_unrelated():
 def test_no_two_draws_use_the_same_part_of_the_stream(compiled, monkeypatch):
     """Of odd, large and tiny draws, of both types, hardened and for perturbation."""
     plain, hardened = GaussianNoise(), GaussianNoise(hardened=True)
-    hardened._generator = stream = plain._generator  # draws of both on one stream
+    hardened._generator = stream = plain._generator  # both draw from this stream
     # XLA takes half a second to compile each.
     sizes = (5, 20_001) if compiled else (1, 2, 3, 5, 255, 256, 257, 1023, 20_001)
     original, used = stream.uniform_full_int, []

@@ -1,4 +1,4 @@
-"""Gaussian noise: its distribution, its independence and where it comes from."""
+"""Gaussian noise: its distribution, its independence and its sources."""
 
 import copy
 import os
@@ -55,7 +55,7 @@ def test_draws_are_independent_of_each_other(jit):
     first, second = draw().numpy(), draw().numpy()
     assert_stddev(first, 1.0)
     assert abs(np.corrcoef(first, second)[0, 1]) < SIGMAS / np.sqrt(COUNT)
-    # Adjacent entries of one draw as well.
+    # Adjacent entries of the same draw as well.
     assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < SIGMAS / np.sqrt(COUNT)
     assert not np.intersect1d(first[:100], second[:100]).size
 

@@ -53,10 +53,10 @@ def test_the_covariance_is_that_of_the_matrix(name):
     large, small = rows_of(source, 2 * STEPS)
     noising = run.matrix.noising(STEPS)
     one = (0.5 * run.sensitivity) ** 2 * noising @ noising.T
-    # After STEPS steps another matrix begins, independent of the first.
+    # After STEPS steps a new matrix begins, independent of the first.
     expected = np.kron(np.eye(2), one)
     assert_covariance(large, expected)
-    # What a matrix is for: sums of steps.
+    # The purpose of a matrix: sums of steps.
     assert_covariance(
         np.cumsum(large[:STEPS], 0),
         np.tril(np.ones([STEPS] * 2)) @ one @ np.tril(np.ones([STEPS] * 2)).T,
@@ -165,7 +165,7 @@ def test_shares_of_replicas_are_independent_and_add_up(seed):
     rows = np.concatenate([rows, drawn()])
     noising = run.matrix.noising(steps)
     one = (0.5 * run.sensitivity) ** 2 * noising @ noising.T
-    # Two replicas, two matrices each: none knows of another.
+    # Two replicas, two matrices each, all independent.
     assert_covariance(rows, np.kron(np.eye(4), one))
     first, second = np.split(rows[: 2 * steps], 2)
     assert_covariance((first + second) / np.sqrt(2), one)
@@ -180,7 +180,7 @@ def test_a_replica_that_is_at_another_step_raises():
     for place in (0, 1):
         source.of_replica(place).sample_all([[3]], [1.0])
     source.begin_step()
-    source.of_replica(0).sample_all([[3]], [1.0])  # The other one failed.
+    source.of_replica(0).sample_all([[3]], [1.0])  # The second failed.
     source.begin_step()
     source.of_replica(0).sample_all([[3]], [1.0])
     with pytest.raises(tf.errors.InvalidArgumentError, match="cut short"):
@@ -205,7 +205,7 @@ def test_what_does_not_fit_is_refused():
         CorrelatedNoise(correlated.SquareRootToeplitz(None), 5, SCHEME)
     with pytest.raises(ValueError, match="an inverse that grows"):
         CorrelatedNoise(correlated.Toeplitz((1.0, 1000.0)), 5, SCHEME)
-    # A record of Poisson batches may come in every step, as often as it happens.
+    # A record of Poisson batches may come in every step.
     with pytest.raises(ValueError):
         CorrelatedNoise(correlated.Tree(), 5, sampling.Poisson(0.1))
     with pytest.raises(ValueError, match="noise must be a CorrelatedNoise"):

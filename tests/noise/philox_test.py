@@ -46,7 +46,7 @@ def _flips(bits, width):
 
 @pytest.mark.parametrize("jit", [None, False, True], ids=["eager", "graph", "xla"])
 def test_the_parent_can_be_computed_from_a_derived_seed(jit):
-    """So that no two parents share one. Philox is inverted, purpose by purpose."""
+    """So no two parents share a derived seed. Philox is inverted for each purpose."""
     run = philox.derive
     if jit is not None:
         run = tf.function(run, jit_compile=jit)
@@ -78,9 +78,9 @@ def test_the_seed_can_be_computed_from_key_and_counter(jit):
 
 
 def test_compiled_streams_are_the_others():
-    """The framework chooses another generator under XLA; here it has no choice.
+    """The framework uses its default generator under XLA; here it has no choice.
 
-    (Only what it makes of the words, floating-point numbers, differs.)
+    (Only the floating-point numbers that it makes of the words differ.)
     """
     seed = tf.constant(_parents()[-1])
     for draw in (
@@ -108,7 +108,8 @@ def test_every_bit_of_a_seed_changes_every_kind_of_draw(jit):
     for start, other in _flips(128, 64):
         pairs = zip(draw(start.view("i8")), draw(other.view("i8")), strict=True)
         for first, second in pairs:
-            # One of eight agrees by chance with probability 1e-6, two with 1e-12.
+            # A pair out of eight agrees by chance with probability 1e-6, two pairs with
+            # 1e-12.
             assert np.sum(first.numpy() == second.numpy()) < 2
 
 
@@ -144,7 +145,7 @@ def test_purposes_that_would_be_cut_off_are_refused(purpose):
 
 @pytest.mark.slow
 def test_nothing_in_the_library_takes_seeds_the_frameworks_way():
-    """Whatever takes a seed and is not in `philox` keeps less of it somewhere."""
+    """Functions that take a seed outside `philox` lose some of its bits."""
     root = pathlib.Path(philox.__file__).parents[1]
     for path in root.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,9 +1,9 @@
-"""Proves what can be proven of every entry, and writes it into docs/results/proof.md.
+"""Proves the losses of all entries, and writes the verdicts to docs/results/proof.md.
 
     python -m tests.proof_coverage               # all of them, a quarter of an hour
     python -m tests.proof_coverage losses core   # groups whose names begin so
 
-A stack writes its own column; the other one stays as it is.
+A stack writes its own column, and leaves the second stack's column as it is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.proof_coverage.entries import GROUPS, NEEDS_HUB, here
 
 
 def main(names: list[str]) -> None:
-    """Examines the groups whose names begin with one of these, or all."""
+    """Examines the groups whose names begin with a given name, or all."""
     for group, entries in GROUPS.items():
         if names and not group.startswith(tuple(names)):
             continue
@@ -28,7 +28,7 @@ def main(names: list[str]) -> None:
             try:
                 cells, ops = page.examined(entry)
             except Exception as error:
-                # The others are examined all the same, and the line stays as it is.
+                # The remaining entries are examined, and this line stays as it is.
                 print(f"{group}, {name}: {type(error).__name__}: {error}", flush=True)
                 continue
             if page.is_worse(cells, "proven" if entry.apart else "mixed", entry.apart):

@@ -1,4 +1,4 @@
-"""What the proof says of an entry."""
+"""The proof's verdict on an entry."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tfdpclip.gradients.flows.inlining import inline_calls
 from tfdpclip.gradients.loss.loss_parts import take_apart
 from tfdpclip.gradients.proof import isolation_proof
 
-#: Batches of any size, and of a static one.
+#: Batches of any size, and of a static size.
 SIZES = (None, 11)
 PROVEN, UNKNOWN, MIXED, REFUSED = "proven", "unknown", "mixed", "refused"
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What the proof says.
+    """The proof's verdict.
 
     Attributes:
       verdict: PROVEN, UNKNOWN, MIXED, or REFUSED where the loss cannot be taken apart.
@@ -39,14 +39,14 @@ class Found:
 
 
 def examine(entry: Entry, sizes: tuple[int | None, ...] = (None,)) -> list[Found]:
-    """Builds the model of an entry, and proves what can be proven of its loss.
+    """Builds the model of an entry, and proves its loss as far as possible.
 
     Args:
-      entry: what to look at.
+      entry: the model and its loss.
       sizes: static numbers of examples; None: any number.
 
     Returns:
-      What was found for each of the sizes.
+      A verdict for each of the sizes.
     """
     tf.keras.backend.clear_session()
     tf.keras.utils.set_random_seed(0)

@@ -18,5 +18,5 @@ NEEDS_HUB = "KerasHub"
 
 
 def here(entry: Entry) -> bool:
-    """Whether this Keras has what the entry is about."""
+    """Whether this Keras can build the entry."""
     return entry.keras in (None, KERAS)

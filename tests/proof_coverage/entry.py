@@ -15,12 +15,12 @@ class Entry:
 
     Attributes:
       build: gives the model.
-      inputs: the shape and type of one example's inputs, as the model takes them.
+      inputs: the shape and type of an example's inputs, as the model takes them.
       labels: the same of its labels.
       loss: from labels and predictions to the loss, as Keras computes it.
       apart: whether the examples stay apart.
       keras: the Keras that has it, 2 or 3; None for both.
-      advice: what to do where it is not proven.
+      advice: the remedy where the loss is not proven.
     """
 
     build: Callable[[], Callable]
@@ -34,7 +34,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Of:
-    """The shape and type of a tensor of one example."""
+    """The shape and type of an example's tensor."""
 
     shape: tuple
     dtype: str = "float32"

@@ -31,7 +31,7 @@ def apply(function: Callable, inputs):
 
 
 def chain(*layers, shape: tuple, dtype: str = "float32"):
-    """The layers one after the other."""
+    """A chain of layers."""
     return K.Sequential([K.Input(shape, dtype=dtype), *layers])
 
 
@@ -94,7 +94,7 @@ def _patches(images, size, count=-1):
 
 
 class Places(L.Layer):
-    """A vector for each place, added to what is there."""
+    """Adds a vector for each place."""
 
     def __init__(self, count: int, size: int, **options):
         super().__init__(**options)
@@ -378,7 +378,7 @@ def _block(x, **options):
 
 
 def _deeplab():
-    """Dilated pyramids, with what the whole image says, enlarged again."""
+    """Dilated pyramids, with features of the whole image, enlarged again."""
     inputs = K.Input((16, 16, 3))
     low = _block(inputs)
     x = L.Conv2D(4, 3, strides=4, padding="same")(low)
@@ -497,7 +497,7 @@ def _gan_step():
 
 
 def _stacked_gan_step():
-    """The same as keras.io has it: both sorts of images in one batch."""
+    """DCGAN as in keras.io: both sorts of images in the same batch."""
     judge, inputs = _discriminator(), K.Input((16, 16, 3))
 
     def both(x):
@@ -543,7 +543,7 @@ def _vae_loss(images, reconstruction):
 
 
 class VectorQuantizer(L.Layer):
-    """The nearest of some learned vectors; gradients pass it as it were not there."""
+    """The nearest of some learned vectors; gradients skip the replacement."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -633,7 +633,7 @@ def _nerf():
 
 
 def _siamese():
-    """Distances of three pictures that are one example."""
+    """Distances between the three pictures of an example."""
     network = chain(
         L.Conv2D(4, 3, activation="relu"), L.Flatten(), L.Dense(4), shape=(8, 8, 1)
     )
@@ -699,7 +699,7 @@ def _distillation(labels, both):
 
 
 def _video():
-    """A transformer over the features of frames, with those that are missing masked."""
+    """A transformer over the features of frames, with missing frames masked."""
     inputs = K.Input((6, 8))
     x = Places(6, 8)(inputs)
     mask = apply(lambda x: tf.reduce_any(x != 0.0, axis=-1), inputs)
@@ -836,7 +836,7 @@ IMAGES = {
     "RetinaNet": Entry(_retina, Of((16, 16, 3)), Of((160, 5)), _retina_loss),
 }
 
-# Texts and other sequences.
+# Texts and sequences.
 
 IDS = Of((8,), "int32")
 
@@ -927,7 +927,7 @@ class Positional(L.Layer):
 
 
 class Decoder(L.Layer):
-    """A block of a decoder: causal, masked, and it sees the encoder."""
+    """A block of a decoder: causal, masked, and with attention to the encoder."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -991,7 +991,7 @@ def _masked_language_loss(labels, logits):
 
 
 def _per_token(labels, logits):
-    """As Keras computes it, but for the mask, that is for each example."""
+    """As Keras computes it, except that the mask counts for each example."""
     return dpc.keras.PerExampleLoss(
         K.losses.SparseCategoricalCrossentropy(from_logits=True)
     )(labels, logits)
@@ -1348,7 +1348,7 @@ def _ratings():
 
 
 def _ratings_keras():
-    """As the page has it, where all users of a batch meet all items by mistake."""
+    """As on the page, where all users of a batch meet all items by mistake."""
     inputs = K.Input((2,), dtype="int32")
 
     def found(x):
@@ -1499,7 +1499,7 @@ def _forest():
 
 
 def _behaviour_transformer():
-    """Films that someone saw, with their ratings, and the next one."""
+    """The films that a person saw, with their ratings, and the next film."""
     inputs = {
         "films": K.Input((5,), dtype="int32"),
         "ratings": K.Input((5,)),
@@ -1518,7 +1518,7 @@ def _behaviour_transformer():
 
 
 class GraphAttention(L.Layer):
-    """Attention over the edges of one graph that each example has values for."""
+    """Attention over the edges of a graph, the same for all examples."""
 
     edges = np.array([[0, 1], [0, 2], [1, 0], [2, 3], [3, 3]])
 
@@ -1573,7 +1573,7 @@ def _molecules():
 
 
 def _retrieval():
-    """Two towers, and all items of the batch as negatives of each other."""
+    """Two towers, with the rest of the batch's items as negatives."""
     inputs = [K.Input((), dtype="int32") for _ in range(2)]
     users, items = (L.Embedding(9, 4)(x) for x in inputs)
     return K.Model(

@@ -344,7 +344,7 @@ RECURRENT = {
 
 
 class _Wrapped(L.Wrapper):
-    """A wrapper that calls what it wraps."""
+    """A wrapper that only calls its layer."""
 
     def call(self, inputs):
         return self.layer(inputs)
@@ -426,7 +426,7 @@ ATTENTION = {
 
 def _activation(name: str, keras: int | None = None) -> Entry:
     rank = (4, 6) if name in ("softmax", "glu", "sparsemax") else (6,)
-    layer = L.Lambda if name == "glu" else L.Activation  # It halves the last axis.
+    layer = L.Lambda if name == "glu" else L.Activation  # glu halves the last axis.
     return through(lambda: layer(getattr(K.activations, name)), rank, keras=keras)
 
 

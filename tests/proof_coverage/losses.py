@@ -1,4 +1,4 @@
-"""The losses of Keras one by one, and those that people write themselves."""
+"""The losses of Keras in turn, and losses that people write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VECTOR, TOKENS, PICTURE = (4,), (5, 4), (6, 6, 2)
 
 
 def of(loss: Callable, shape: tuple, labels: Of | None = None, **options) -> Entry:
-    """A loss of what a Dense puts out.
+    """A loss of a Dense layer's outputs.
 
     Args:
       loss: makes the function of labels and predictions.
@@ -224,7 +224,7 @@ def _masked_means(labels, logits):
 
 
 def _contrastive(labels, embedded):
-    """Every example is compared with every other."""
+    """Every pair of examples is compared."""
     embedded = tf.math.l2_normalize(embedded, axis=1)
     scores = tf.matmul(embedded, embedded, transpose_b=True)
     return tf.reduce_mean(
@@ -270,7 +270,7 @@ def _hardest(labels, x):
 
 
 def _pairs(labels, x):
-    """Every item of an example is compared with every other of it."""
+    """Every pair of an example's items is compared."""
     difference = x[:, :, None] - x[:, None, :]
     wanted = tf.sign(labels[:, :, None] - labels[:, None, :])
     return tf.reduce_mean(tf.nn.softplus(-wanted * difference), [1, 2])

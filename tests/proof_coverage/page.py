@@ -14,7 +14,7 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs" / "results" / "proof.md"
 BEGIN = "<!-- python -m tests.proof_coverage writes this -->"
 END = "<!-- until here -->"
 NOT_RUN, NOT_THERE = "not run", "-"
-#: The cells of the two stacks, and what hinders the proof.
+#: The cells of the two stacks, and the ops that hinder the proof.
 Row = list[str]
 
 
@@ -33,7 +33,7 @@ def rows_of(text: str) -> dict[tuple[str, str], Row]:
 
 
 def cell(found: Iterable[check.Found]) -> str:
-    """The verdicts for batches of any size and of a static one."""
+    """The verdicts for batches of any size and of a static size."""
     anysize, static = found
     if anysize.verdict == static.verdict:
         return anysize.verdict
@@ -41,20 +41,20 @@ def cell(found: Iterable[check.Found]) -> str:
 
 
 def badness(verdict: str, apart: bool) -> int:
-    """How far a verdict is from the right one."""
+    """How far a verdict is from the right verdict."""
     if apart:
         return {check.PROVEN: 0, check.UNKNOWN: 1}.get(verdict, 2)
     return {check.MIXED: 0, check.REFUSED: 0, check.UNKNOWN: 1}.get(verdict, 2)
 
 
 def verdicts_of(cells: str) -> tuple[str, str]:
-    """The verdicts for batches of any size and of a static one."""
+    """The verdicts for batches of any size and of a static size."""
     first, _, rest = cells.partition("; ")
     return first, rest.removesuffix(" if static") or first
 
 
 def is_worse(found: str, recorded: str, apart: bool) -> bool:
-    """Whether a cell is worse than the one of the page."""
+    """Whether a cell is worse than the page's cell."""
     pairs = zip(verdicts_of(found), verdicts_of(recorded), strict=True)
     return any(badness(a, apart) > badness(b, apart) for a, b in pairs)
 
@@ -102,7 +102,7 @@ def counts(rows: dict[tuple[str, str], Row], stack: int) -> collections.Counter:
 
 
 def _counts(rows: dict[tuple[str, str], Row]) -> str:
-    """For each group and stack, those that keep examples apart and those that mix."""
+    """For each group and stack, the numbers of sound models and of mixing models."""
     kinds = [
         (True, (check.PROVEN,)),
         (True, (check.UNKNOWN,)),
@@ -129,7 +129,7 @@ def _counts(rows: dict[tuple[str, str], Row]) -> str:
 
 
 def update(found: dict[tuple[str, str], Row]) -> None:
-    """Puts what was found into the page."""
+    """Writes the new rows into the page."""
     text = PAGE.read_text()
     ahead, behind = text.split(BEGIN)[0], text.split(END)[1]
     new = table({**rows_of(text), **found})

@@ -1,4 +1,4 @@
-"""Layers that prepare data, and those that augment images, inside a model."""
+"""Layers that prepare data or augment images, inside a model."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def before(layer: Callable, shape: tuple, dtype: str = "float32", **options) -> 
       layer: makes the layer.
       shape: of one example.
       dtype: of the data.
-      **options: `embedded`, whether integers that the layer puts out are embedded; more
-        of the entry.
+      **options: `embedded`, whether the layer's integer outputs are embedded; more of
+        the entry.
     """
     embedded = options.pop("embedded", False)
 
@@ -186,7 +186,7 @@ DATA = {
 
 
 class Within(L.Layer):
-    """Calls another layer.
+    """Calls the given layer.
 
     Some of Keras 3's layers say that they put out their very input, and a functional
     model leaves them out.

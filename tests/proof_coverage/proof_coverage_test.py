@@ -1,4 +1,4 @@
-"""What is proven of models stays proven, as docs/results/proof.md says."""
+"""Proven models stay proven, as docs/results/proof.md says."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.proof_coverage.entries import GROUPS, KERAS, NEEDS_HUB, here
 GOAL = 0.97
 ROWS = page.rows_of(page.PAGE.read_text())
 
-# Base classes, what is within others, what is not of TensorFlow, and AugMix, which
-# draws the layers that it calls while it is traced.
+# Base classes, cells of layers with a line, layers for backends beside TensorFlow, and
+# AugMix, which draws the layers that it calls while it is traced.
 _NO_LINE = """AbstractRNNCell InputLayer InputSpec Layer GRUCell LSTMCell SimpleRNNCell
 FlaxLayer JaxLayer TFSMLayer TorchModuleWrapper MaxNumBoundingBoxes
 AugMix""".split()
 
 
 def cases():
-    """Every entry that this stack has; those of large networks are slow."""
+    """Every entry that this stack has; large networks are slow."""
     for group, entries in GROUPS.items():
         for name, entry in entries.items():
             marks = []
@@ -70,7 +70,7 @@ def test_every_layer_and_loss_of_keras_has_a_line():
             if not inspect.isclass(found) or name in (*_NO_LINE, "Loss", "Reduction"):
                 continue
             if name != found.__name__:
-                continue  # Another name of one that has a line.
+                continue  # An alias of a class with a line.
             if not any(name in line for line in lines):
                 missing.append(name)
     assert not missing

@@ -1,4 +1,4 @@
-"""What every epsilon obeys, whatever the numbers."""
+"""Laws that every epsilon obeys, whatever the numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUICK = settings(derandomize=True, deadline=None, max_examples=12)
 CLOSED = settings(derandomize=True, deadline=None, max_examples=150)
 MANY = settings(deadline=None, max_examples=150)
 
-# Two computations of one epsilon differ by discretization.
+# Two computations of the same epsilon differ by discretization.
 TOLERANCE = 2e-3
 
 Z = st.floats(0.3, 20.0)
@@ -110,8 +110,7 @@ def check_inverse(scheme, epsilon, steps, delta, accountant):
     spent = accounting.epsilon(z, steps, scheme, delta, accountant)
     assert spent <= epsilon, "the calibrated run spends more than its budget"
     if spent < epsilon * (1 - 1e-3) and z > 1.1e-4:
-        # Epsilon jumps, to 0 mostly; and large ones go up and down by 0.3 % with their
-        # grid.
+        # Epsilon jumps, to 0 mostly; and large epsilons vary by 0.3 % with their grid.
         less = accounting.epsilon(z * (1 - 1e-2), steps, scheme, delta, accountant)
         assert less > epsilon, "more noise than needed"
     assert accounting.steps_for(epsilon, delta, z, scheme, accountant) >= steps
@@ -241,7 +240,7 @@ def test_extremes_are_numbers(accountant):
 def test_renyi_is_a_bound_where_its_logarithms_round_to_nothing(z):
     """The curve of a sampled step is 0 there in double precision; its sum is not."""
     scheme, steps = Poisson(0.01), 10**12
-    # At such noise a sampled step is close to a Gaussian of z / rate.
+    # At this noise a sampled step is close to a Gaussian of z / rate.
     exact = accounting.gdp_epsilon(0.01 * math.sqrt(steps) / z, 1e-9)
     assert accounting.epsilon(z, steps, scheme, 1e-9, "rdp") >= exact
 

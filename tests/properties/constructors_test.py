@@ -1,4 +1,4 @@
-"""Whatever is given to a public function: a result, or an error that names it."""
+"""For every value, a public function gives a result or an error that names it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ except ImportError:  # TensorFlow Federated is an extra.
 
 
 def public_names(module: str) -> list[str]:
-    """What a module offers: its `__all__`, or what it defines without underscore."""
+    """A module's public names: its `__all__`, or its names without underscore."""
     found = importlib.import_module(module)
     if hasattr(found, "__all__"):
         return list(found.__all__)
@@ -123,7 +123,7 @@ def must_refuse(entry: Case, argument: str, value: Any) -> bool:
 
 def check(entry: Case, argument: str, value: Any) -> None:
     if argument in entry.free and type(value) is int and abs(value) > 2**64:
-        return  # Python itself does not turn these into text.
+        return  # Python cannot turn these into text.
     arguments = entry.valid() | {argument: value}
     if isinstance(value, tf.keras.Model) and argument in MAY_CALL:
         return  # A function like any other, until it is called.
@@ -163,7 +163,7 @@ def _no_figures_left():
 
 
 def assert_works(entry: Case) -> None:
-    """The call returns, and what numbers the result has are numbers."""
+    """The call returns, and its result has no NaN."""
     result = entry.call(**entry.valid())
     found = nasty.numbers_in(result, frozenset(entry.may_be_nan))
     assert not any(math.isnan(number) for number in found)
@@ -197,7 +197,7 @@ def test_listed_values_that_are_refused(entry, argument):
 
 
 def of_numbers() -> list[Any]:
-    """What is quick even in hundreds of calls."""
+    """The calls that are quick even in hundreds."""
     quick = ("accounting.", "clipping.", "noise.", "sampling.")
     return [p for p in every(costly=False) if p.id.startswith(quick)]
 

@@ -242,7 +242,7 @@ class Model:
         return weight * (tf.reduce_sum(h, axis=1) + none)
 
     def sums(self, rule, x, weight):
-        """The clipped sums as one vector in double precision, and the norms."""
+        """The clipped sums as a vector in double precision, and the norms."""
         if rule not in self._steps:
             bound = rule.bind([v.name for v in self.variables])
 
@@ -286,8 +286,8 @@ def check_engine(rule, batch, removed):
         assert np.linalg.norm(in_noise) <= 1 + 1e-6
         return
     _, without, _ = MODEL.sums(rule, x[kept], weight[kept])
-    # In units of the noise one example moves the sums by 1 at most; what float32 sums
-    # of the others round to comes on top.
+    # In units of the noise an example moves the sums by 1 at most, and by the rounding
+    # of the remaining sums in float32.
     rounding = 1e-6 * (1 + len(batch))
     assert np.linalg.norm(in_noise - without) <= 1 + rounding
     padded, _, _ = MODEL.sums(rule, x, np.where(kept, weight, 0.0))

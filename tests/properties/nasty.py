@@ -1,4 +1,4 @@
-"""Values that no argument is meant to get, and what may come of them."""
+"""Values that no argument is meant to get, and the allowed results."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ ARRAYS = [
     [None],
     [True, False],
 ]
-# Whatever an argument means, these are not it.
+# Values that are wrong for every argument.
 NEVER = [math.nan, np.float64("nan"), object(), 1 + 2j, Ellipsis]
 
 
@@ -143,7 +143,7 @@ def generated() -> st.SearchStrategy:
 
 @contextlib.contextmanager
 def deadline(seconds: int) -> Iterator[None]:
-    """Raises `Slow` in the block if it runs longer than that."""
+    """Raises `Slow` in the block if it runs longer than `seconds`."""
 
     def late(*_):
         raise Slow(f"still running after {seconds} seconds")
@@ -192,7 +192,7 @@ def complaint(
     skip: frozenset[str] = frozenset(),
     seconds: int = 20,
 ) -> str | None:
-    """What is wrong with how `call` takes `arguments[name]`; None if nothing is.
+    """The fault in a call with an odd `arguments[name]`; None if it is handled well.
 
     Args:
       call: the public function.
@@ -202,7 +202,7 @@ def complaint(
       infinite: whether infinity is a documented result.
       also_named: other words that name the argument in a message.
       skip: fields of the result that may be NaN.
-      seconds: how long a call may take.
+      seconds: the time allowed for a call.
     """
     try:
         with deadline(seconds):

@@ -29,13 +29,13 @@ FULL = sampling.FullBatch()
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One public name, and what is known about its arguments.
+    """A public name, and the known facts about its arguments.
 
     Attributes:
       call: the function or class.
       valid: fresh arguments with which it works.
-      free: arguments that take any value (text that is shown, paths, whatever a user
-        function is given): accepting NaN there is no mistake.
+      free: arguments that take any value (text that is shown, paths, the data of a
+        user's function): accepting NaN there is no mistake.
       fixed: arguments that are not replaced: Keras or TensorFlow interpret them.
       unbounded: arguments of which infinity is a documented value.
       infinite: whether infinity is a documented result.
@@ -57,7 +57,7 @@ class Case:
 
 
 def case(call: Callable[..., Any], /, *, _: dict | None = None, **valid: Any) -> Case:
-    """A case with these arguments; `_` holds what else there is to say."""
+    """A case with these arguments; `_` holds further fields of `Case`."""
     fresh = {k: v for k, v in valid.items()}
 
     def make():
@@ -408,7 +408,7 @@ MECHANISM = {
         records=100.0,
         inflation=1.0,
     ),
-    # What it asks for and gives back, and what has no arguments.
+    # Its requests and results, and a class without arguments.
     "NoiseSource": None,
     "Release": None,
     "Unclipped": None,
@@ -425,7 +425,7 @@ def a_run(point):
 
 
 TUNING = {
-    # What functions return.
+    # Results of functions.
     "BatchSizeAdvice": None,
     "BatchSizeNoise": None,
     "ClipErrors": None,
@@ -532,7 +532,7 @@ GEOMETRY = diagnostics.gradient_geometry(GRADIENTS)
 FIGURE = {"fixed": ("path", "title", "xlabel")}
 
 DIAGNOSTICS = {
-    # What functions return.
+    # Results of functions.
     "ClassAccuracy": None,
     "ClippingBias": None,
     "GradientGeometry": None,

@@ -61,7 +61,7 @@ def normalised() -> tf.keras.Model:
 
 @functools.cache
 def tuned() -> tf.keras.Model:
-    """Another one, which `film` changes again and again."""
+    """A second model, which `film` changes again and again."""
     return tf.keras.models.clone_model(normalised())
 
 
@@ -88,7 +88,7 @@ KERAS: dict[str, Any] = {
     "PrivateMoments": None,
     "PrivateVocabulary": None,
     "TrainableCounts": None,
-    # Keras's own arguments, and no others.
+    # It takes only Keras's arguments.
     "FrozenBatchNormalization": None,
     "DPSGD": case(keras.DPSGD, **PRIVACY),
     # The same code as DPSGD.
@@ -380,7 +380,7 @@ TESTING: dict[str, Any] = {
 
 
 def federated() -> dict[str, Any]:
-    """The same for what needs TensorFlow Federated, which takes long to import."""
+    """Cases that need TensorFlow Federated, which takes long to import."""
     import tensorflow_federated as tff
 
     from tfdpclip import federated as library

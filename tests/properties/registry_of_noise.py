@@ -1,4 +1,4 @@
-"""Valid calls of what correlated noise adds to the public names."""
+"""Valid calls of the public names for correlated noise."""
 
 from tests.properties.registry import EVENT, case
 from tfdpclip import accounting, correlated, sampling

@@ -1,4 +1,4 @@
-"""Clip rules hold what they promise for any norms, clips, types and groups."""
+"""Clip rules keep their promises for any norms, clips, types and groups."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DTYPES = {
     "float32": tf.float32,
     "float64": tf.float64,
 }
-# What the rounding of float32 arithmetic may add to the norm of a record.
+# The relative error that float32 arithmetic may add to a record's norm.
 SLACK = {name: 1e-6 for name in DTYPES}
 
 NORMS = st.one_of(
@@ -67,7 +67,7 @@ def grouped_rules():
     positive = st.lists(st.floats(1e-3, 1e3), min_size=3, max_size=3)
     norms = numbers.map(lambda found: dict(zip("abc", found, strict=True)))
     floor = st.floats(1e-3, 1.0)
-    # A public rule has one flat rule for all groups, whose sensitivity is its clip.
+    # A public rule has a flat rule for all groups, whose sensitivity is its clip.
     flat = flat_rules()
     return st.one_of(
         st.builds(LayerwiseClip, flat, st.none(), allocation),
@@ -106,8 +106,8 @@ def check_flat(rule, values, name):
     assert (weights * norms <= sensitivity * (1 + SLACK[name])).all()
     if not isinstance(rule, AutomaticClip) and not rule.normalize:
         assert (weights <= 1).all()
-    # What is too small to have an inverse may weigh 0, and so may a weight that would
-    # be too small itself.
+    # A norm without a representable inverse may weigh 0, and so may a weight that would
+    # underflow.
     used = finite & (weights > 0)
     assert used[finite & (norms > 1e-30) & (norms < 1e24)].all()
     order = np.argsort(norms[used], kind="stable")

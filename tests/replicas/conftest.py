@@ -1,4 +1,4 @@
-"""Cases that a process of its own runs are none of this one."""
+"""Leaves out the cases that run in separate processes."""
 
 import os
 

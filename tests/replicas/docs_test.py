@@ -47,7 +47,7 @@ def test_one_command_trains_on_two(command, tmp_path):
     assert process.wait() == 0, (tmp_path / "log").read_text()[-5000:]
     said = (tmp_path / "runs/digits/report.txt").read_text()
     assert "(3, 1e-05)-differential privacy" in said
-    # 94 % on one device; of 360 images, deviations from run to run are near 1 %.
+    # 94 % on one device; with 360 images, deviations from run to run are near 1 %.
     assert accuracy(said) > 88
 
 

@@ -1,7 +1,8 @@
-"""What one process trains on several replicas. Run by `mirrored_test.py`, on its own.
+"""Training on several replicas of one process. Run by `mirrored_test.py`.
 
-TensorFlow has as many CPUs as replicas here, and a second strategy in one process, or
-another number of replicas, collides with the first: so REPLICAS says how many, once.
+TensorFlow has as many CPUs as replicas here. A second strategy in the same process, or
+a different number of replicas, collides with the first, so REPLICAS sets the number
+once.
 """
 
 import functools
@@ -23,7 +24,7 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
     [tf.config.LogicalDeviceConfiguration()] * REPLICAS,
 )
-# What a mirrored strategy of one device has no need to refuse, or no way to show.
+# A mirrored strategy of one device need not refuse these cases, or cannot show them.
 several_only = pytest.mark.skipif(REPLICAS == 1, reason="one replica")
 L = tf.keras.layers
 RNG = np.random.default_rng(0)
@@ -110,7 +111,7 @@ def assert_same_everywhere(variables):
     assert several >= 4 or REPLICAS == 1
 
 
-# The sum is that of one device.
+# The sum equals that of a single device.
 
 CLIPS = {
     "fixed": lambda: 0.3,
@@ -143,7 +144,7 @@ def test_replicas_release_what_one_device_does(mirrored, clip, mode):
         )
 
     models = [fitted(s, optimizer=optimizer, **options) for s in (mirrored, ONE)]
-    # Adam divides by what can be small.
+    # Adam divides by numbers that may be small.
     assert_alike(*models, tolerance=2e-5)
 
 
@@ -314,7 +315,7 @@ def test_a_loop_of_ones_own_is_scaled_as_on_one_device(mirrored, name):
 
 @several_only
 def test_a_scalar_loss_of_one_example_is_refused(mirrored):
-    """Its scale would be guessed; a loss for each example says it."""
+    """The loss's scale would be a guess; a loss for each example gives the scale."""
     model = compiled(mirrored)
     vector = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction="none")
 
@@ -399,9 +400,9 @@ def test_the_noise_of_a_step_has_the_stddev_of_one(mirrored, accumulation, seed)
 def test_every_record_is_perturbed_by_itself(mirrored):
     """Without gradients, a record is its perturbation: clipped to C, and independent.
 
-    The squared norm of the sum of n such vectors in d dimensions is n C^2, give or take
-    n C^2 sqrt(2 / d): 0.6 %. Were those of two replicas the same, it would be twice as
-    much.
+    The squared norm of the sum of n independent vectors of norm C in d dimensions is n
+    C^2, give or take n C^2 sqrt(2 / d): 0.6 %. If two replicas had equal vectors, it
+    would be twice as much.
     """
 
     def optimizer():
@@ -441,8 +442,8 @@ def test_counts_are_noised_once(mirrored):
         verbose=0,
         callbacks=[Norms()],
     )
-    # Nobody is clipped: the count is that of who is there, of variance 90 * .2 * .8 / 4
-    # in units of a half, and the fraction is clamped above 1.
+    # No record is clipped: the count is the number of records, of variance 90 * .2 * .8
+    # / 4 in units of a half, and the fraction is clamped above 1.
     assert len(norms) == steps
     moves = -np.diff(np.log(norms)) / rate + 0.5
     there = RNG.binomial(90, 0.2, 400_000) / 2 + RNG.normal(size=400_000) * stddev
@@ -464,7 +465,7 @@ def test_replicas_have_streams_of_their_own():
         assert found.max() < 5.5 / np.sqrt(500)
 
 
-# What mixes examples stops all replicas, and nothing moves.
+# Mixing of examples stops all replicas, and nothing moves.
 
 
 class MixesAbove(L.Layer):
@@ -495,7 +496,7 @@ def test_a_failure_on_one_replica_stops_all(mirrored):
     kept = [v for v in model.optimizer.variables if v.dtype != tf.int64]
     before = [*model.get_weights(), *(v.numpy() for v in kept)]
     batches = dpc.sampling.FullBatch().batches((x, Y))
-    # TensorFlow reports what failed, or that others were stopped by it: a race.
+    # TensorFlow reports the failed op or a cancelled op, whichever comes first.
     seen = (tf.errors.InvalidArgumentError, dpc.gradients.ExampleIsolationError)
     with pytest.raises((*seen, tf.errors.CancelledError)) as caught:
         model.fit(batches.distribute(mirrored), steps_per_epoch=1, verbose=0)
@@ -622,7 +623,7 @@ def test_one_batch_for_all_replicas_is_refused(mirrored):
 
 @pytest.mark.parametrize("kept", [np.asarray, tf.constant, lambda x: x.tolist()])
 def test_a_batch_that_the_step_closes_over_is_refused(mirrored, kept):
-    """Every replica makes a constant of it: the same examples, R times."""
+    """Every replica makes a constant of the batch: the same examples, R times."""
     model, x, y = compiled(mirrored), kept(X[:18]), kept(Y[:18])
 
     def step():
@@ -639,7 +640,7 @@ def test_a_batch_that_the_step_closes_over_is_refused(mirrored, kept):
 
 
 class Remembers(L.Layer):
-    """Keeps a batch's mean and adds it later, to what other examples get."""
+    """Keeps a batch's mean and adds it to the outputs of later batches."""
 
     def build(self, shape):
         self.kept = self.add_weight(
@@ -653,7 +654,7 @@ class Remembers(L.Layer):
 
 
 def test_what_a_layer_of_a_later_replica_writes_is_no_write_of_the_optimizer(mirrored):
-    """Replicas take turns in one graph: marks of one must not fall on another's ops."""
+    """Replicas take turns in a graph: one's marks must not fall on another's ops."""
     model = compiled(
         mirrored,
         lambda: tf.keras.Sequential([tf.keras.Input((6,)), Remembers(), L.Dense(3)]),
@@ -828,7 +829,7 @@ def test_a_step_that_was_cut_short_on_one_replica_begins_afresh(mirrored):
 
 
 class Evaluates(tf.keras.callbacks.Callback):
-    """Looks at the same batches between two of a step, and keeps what steps moved."""
+    """Evaluates the same batches within a step, and records the steps' updates."""
 
     def __init__(self, data):
         super().__init__()
@@ -840,7 +841,7 @@ class Evaluates(tf.keras.callbacks.Callback):
 
 
 def steep():
-    """Every record is a coordinate of its own, and moves it by C."""
+    """Every record is a separate coordinate, and moves it by C."""
     return tf.keras.Sequential(
         [tf.keras.Input((6,)), L.Dense(1, use_bias=False, kernel_initializer="zeros")]
     )
@@ -906,12 +907,12 @@ def test_schemes_whose_elements_must_not_be_lost_are_refused(mirrored):
         batches.distribute(mirrored)
 
 
-# Correlated noise, and the order of records that it is made for.
+# Correlated noise, and the order of records for which it is made.
 
 ORDER = dpc.sampling.MinSeparation(40, 10)
 STEPS = 8
 CORRELATED = {
-    # Gradients are 0, so that the clip norm falls, and noise with it.
+    # Gradients are 0, so the clip norm falls, and the noise with it.
     "moving-clip": (
         dpc.correlated.BufferedToeplitz(2, STEPS, ORDER),
         {"clip": dpc.QuantileClip(0.5, 2.0, learning_rate=0.4, count_stddev=1.5)},
@@ -927,7 +928,7 @@ CORRELATED = {
         {"clip": 0.5, "width": 22_000},
     ),
 }
-if not KERAS_3:  # Which fails with several steps in one execution.
+if not KERAS_3:  # Keras 3 fails with several steps in an execution.
     CORRELATED["executions"] = (
         dpc.correlated.SquareRootToeplitz(4),
         {"compiling": {"steps_per_execution": 2}},
@@ -935,7 +936,7 @@ if not KERAS_3:  # Which fails with several steps in one execution.
 
 
 class Moves(tf.keras.callbacks.Callback):
-    """What every step moved, over the noise stddev of independent noise."""
+    """The update of every step, over the noise stddev of independent noise."""
 
     def __init__(self, pieces):
         super().__init__()
@@ -1025,8 +1026,8 @@ def test_one_iterator_has_a_fixed_order_in_a_row(mirrored, pieces):
         _, parts, present = next(first)
         wanted = labels.numpy()[weights.numpy() > 0]
         assert sorted(records(parts, present)) == sorted(wanted)
-    # A second one gets nothing, unless a run began, with which noise begins anew; then
-    # what was gathered for the first is all that it gets.
+    # A second iterator gets nothing, unless a new run began, with which the noise
+    # begins anew; then it gets only the elements gathered for the first iterator.
     with pytest.raises(tf.errors.InvalidArgumentError, match="A second iterator"):
         next(iter(distributed))
     assert len(records(*next(first)[1:])) > 0
@@ -1094,7 +1095,7 @@ class BeginsAnew(tf.keras.callbacks.Callback):
 
 
 class CutsShort(tf.keras.callbacks.Callback):
-    """As if a step had failed on one replica, after another drew its noise."""
+    """As if a step had failed on a replica after the noise of the second was drawn."""
 
     def on_epoch_end(self, epoch, logs=None):
         self.model.optimizer.matrix_noise.of_replica(0)._position.assign_add(1)
@@ -1187,7 +1188,7 @@ def test_a_strategy_of_ones_own_is_refused_whatever_it_extends():
 
 
 def test_checkpoints_hold_no_noise_and_move_between_devices(mirrored, tmp_path):
-    """From several replicas to one, and back, with the clip and the steps behind it."""
+    """From several replicas to one and back, keeping the clip and the step count."""
 
     def optimizer():
         return private(

@@ -1,4 +1,4 @@
-"""Several replicas in one process: every number of them in a process of its own."""
+"""Several replicas in a process: a separate process for every number of replicas."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from tests import source_tree
 
 CASES = "tests/replicas/mirrored_cases.py"
-# One of each kind: what takes a minute and a half.
+# A case of each kind: a minute and a half.
 QUICK = (
     "quantile-accumulation or noise_of_a_step and 1-None or streams or failure_on or "
     "one_batch or later_replica or draws_are or draw_for_each or another_scope or "
@@ -33,7 +33,7 @@ def run(replicas, *options):
 
 @pytest.mark.slow
 def test_two_replicas_do_what_one_device_does():
-    # Marked so, as `conftest.py` saves what it saves in `make test`.
+    # The mark lets `conftest.py` save the same work as in `make test`.
     assert " passed" in run(2, "-k", QUICK, "-m", "not slow")
 
 

@@ -1,4 +1,4 @@
-"""One of several workers that train a model together: a program for `workers_test.py`.
+"""A worker of several that train a model together: a program for `workers_test.py`.
 
 python -m tests.replicas.worker SETTINGS, with TF_CONFIG in the environment.
 """
@@ -75,7 +75,7 @@ class Fault(tf.keras.callbacks.Callback):
 
 
 class Rates(tf.keras.callbacks.Callback):
-    """Another learning rate in the second epoch of every process."""
+    """Sets a different learning rate in each process in the second epoch."""
 
     def on_epoch_begin(self, epoch, logs=None):
         if epoch:
@@ -127,7 +127,7 @@ def main(settings):
     if "error" in told and settings.get("linger"):
         time.sleep(settings["linger"])
     if "error" in told:
-        # Not by way of exit handlers, which wait for the others.
+        # Exit handlers would wait for the remaining workers.
         os._exit(3)
     weights = model.get_weights()
     told["digest"] = hashlib.sha256(b"".join(w.tobytes() for w in weights)).hexdigest()

@@ -1,6 +1,6 @@
-"""Several processes train one model: the same guarantee, and an end if one is lost.
+"""Several processes train a model: the same guarantee, and an end if one is lost.
 
-Each is a process of its own on this machine, with real collectives between them.
+The workers are processes on this machine, with real collectives between them.
 """
 
 import json
@@ -35,7 +35,7 @@ def ports(count):
 
 
 class Run:
-    """Workers, and what they said."""
+    """Workers, and their reports."""
 
     def __init__(self, directory, settings, count=2):
         self.files = [directory / f"{time.time_ns()}_{i}.log" for i in range(count)]
@@ -68,7 +68,7 @@ class Run:
             process.wait()
 
     def ended(self, of=None, within=240):
-        """The exit codes, or those of some; fails if one runs on."""
+        """The exit codes, or those of some; fails if a worker runs on."""
         chosen = range(len(self.processes)) if of is None else of
         end = time.monotonic() + within
         codes = {}
@@ -154,7 +154,7 @@ def test_all_workers_stop_together_at_the_chiefs_budget(tmp_path):
     assert said[0]["iterations"] == said[1]["iterations"] == ledger.steps < 40
     assert said[0]["epsilon"] == said[1]["epsilon"] == [ledger.epsilon()]
     assert 2.5 < ledger.epsilon() <= 3.0
-    # What is spent stays spent: both refuse, and only the chief knows why.
+    # A spent budget stays spent: both refuse, and only the chief knows why.
     with Run(tmp_path, settings) as run:
         run.ended()
         kinds = [run.said(i)["error"] for i in range(2)]
@@ -162,7 +162,7 @@ def test_all_workers_stop_together_at_the_chiefs_budget(tmp_path):
     assert kinds[1][0] == "PrivacyMismatchError" and "Another worker" in kinds[1][1]
 
 
-# Faults. What the others say, and how soon: with time for a busy machine.
+# Faults: the messages of the remaining workers, and the delay on a busy machine.
 
 FAULTS = {
     "SIGKILL": 30.0,  # Noticed at once.
@@ -307,7 +307,7 @@ def test_workers_that_have_the_records_in_another_order_are_refused(tmp_path):
     ],
 )
 def test_workers_that_were_told_something_else_are_refused(tmp_path, elsewhere, named):
-    """What the chief states would be true of the chief alone."""
+    """The chief's statement would be true of the chief alone."""
     settings = {"z": 1.0, "sampling": 0.2, "epsilon": 50.0, "elsewhere": elsewhere}
     with Run(tmp_path, settings | {"ledger": str(tmp_path / "l.json")}) as run:
         run.ended()
@@ -327,7 +327,7 @@ def test_weights_that_come_apart_end_all_workers(tmp_path):
     assert "Another worker" in said[0][1] and "differ from the chief's" in said[1][1]
 
 
-# Who keeps the books.
+# Only the chief keeps the ledger.
 
 
 def test_only_the_chief_opens_the_ledger(monkeypatch, tmp_path):
@@ -345,7 +345,7 @@ def test_only_the_chief_opens_the_ledger(monkeypatch, tmp_path):
         _ = other.ledger
     with pytest.raises(ValueError, match="not the chief"):
         _ = other.statement
-    # With TF_CONFIG, and a model that trains alone: nobody would keep the budget.
+    # With TF_CONFIG, and a model that trains alone: no process would keep the budget.
     model = worker.compiled({"z": 1.0})
     with pytest.raises(ValueError, match="TF_CONFIG"):
         model.fit(worker.batches_of({}), verbose=0, callbacks=[other])

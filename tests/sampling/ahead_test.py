@@ -1,4 +1,4 @@
-"""Records of pipelines are fetched together and ahead, and nobody can tell."""
+"""Records of pipelines are fetched together and ahead, with unchanged results."""
 
 import collections
 import gc
@@ -76,7 +76,7 @@ def test_records_fetched_together_are_those_fetched_one_by_one(name, more):
     source = sources.open_source(pipeline)
     assert type(source) is sources.StackedRecords
     indices = np.random.default_rng(0).permutation(source.size)[:9]
-    source._read = None  # Not one by one.
+    source._read = None  # Only `take` may read.
     found = source.take(indices, len(indices) + more)
     single = sources.open_source(pipeline)
     wanted = sources.Records.take(single, indices, len(indices) + more)
@@ -113,7 +113,7 @@ def test_what_must_be_read_in_order_is_fetched_one_by_one(pipeline, together):
     len(os.sched_getaffinity(0)) < 2, reason="tf.data.experimental.at needs two"
 )
 def test_python_that_waits_for_tensorflow_gets_its_thread():
-    """As many threads that hold one each, and wait for one more, wait for ever."""
+    """If all threads hold a slot and wait for a free slot, they wait for ever."""
 
     @tf.function
     def inner(x):
@@ -139,7 +139,7 @@ def schemes():
 
 
 def drawn(batches, looks):
-    """What iterators get that are dropped after so many elements."""
+    """The elements of iterators that are dropped after `looks` elements."""
     found = []
     for look in looks:
         for element in batches.take(look):
@@ -267,7 +267,7 @@ def test_rows_are_those_that_were_asked_for_last():
 
 
 class Files:
-    """Records that are read one by one, and say how."""
+    """Records that are read singly, and count simultaneous reads."""
 
     def __init__(self):
         self.under_way, self.most, self.broken = 0, 0, None

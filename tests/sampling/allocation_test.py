@@ -1,4 +1,4 @@
-"""Random allocation: a record is in one step of an epoch, whatever that of others."""
+"""Random allocation: a record is in one step of an epoch, independently of others."""
 
 import itertools
 
@@ -17,7 +17,7 @@ from tfdpclip.sampling.base import DrawKey
 
 
 def _places(scheme, population, epochs, entropy=0):
-    """The step of each record, by epoch, `[epochs, population]`; -1 of one cut off."""
+    """Each record's step by epoch, `[epochs, population]`; -1 for cut records."""
     key, places = DrawKey(entropy), np.full((epochs, population), -1)
     for step in range(epochs * scheme.steps):
         epoch, place = divmod(step, scheme.steps)
@@ -67,7 +67,7 @@ def test_sizes_are_those_of_balls_in_bins():
         expected = [6000 * pmf[list(edge)].sum() for edge in edges]
         seen = [seen[list(edge)].sum() for edge in edges]
         assert stats.chisquare(seen, expected).pvalue > 1e-8
-    # Two steps share what a multinomial lets them: -n / t^2.
+    # The covariance of two steps' sizes is that of a multinomial: -n / t^2.
     found = np.cov(sizes.T)[np.triu_indices(5, 1)]
     assert np.all(np.abs(found + 30 / 25) < 6 * 30 * 0.16 / np.sqrt(6000))
 
@@ -85,7 +85,7 @@ def test_a_full_step_is_cut_uniformly():
     whole = _places(sampling.RandomAllocation(2), 20, 2000)
     sizes = (whole == 0).sum(axis=1)
     expected = np.minimum(sizes, 5).mean() + np.minimum(20 - sizes, 5).mean()
-    # A record is kept with one probability, whichever it is: 20 intervals of 1e-8.
+    # All records have the same probability to be kept: 20 intervals of 1e-8.
     for record in range(20):
         _assert_binomial(kept[record], 2000, expected / 20, 1e-8)
 

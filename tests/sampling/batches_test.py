@@ -25,7 +25,7 @@ def _drawn(element):
 
 
 def _steps(batches):
-    """The indices drawn in each logical step of one iteration."""
+    """The indices drawn in each logical step of an iteration."""
     elements = [_drawn(element) for element in batches]
     k = batches.accumulation_steps
     return [sum(elements[i : i + k], []) for i in range(0, len(elements), k)]
@@ -161,7 +161,7 @@ class TestAccumulation:
         )
 
     def test_a_step_that_another_iterator_took_from_is_not_finished(self):
-        """What is left of it would be filled up with the next draw."""
+        """The next draw would fill up the rest of the step."""
         batches = sampling.FullBatch().batches(numbered(), accumulation_steps=3)
         stream, other = iter(batches.repeat()), iter(batches.repeat())
         for _ in range(4):
@@ -273,7 +273,7 @@ class TestCapacity:
         assert accounting.epsilon(*arguments, batches, 1e-5) == pytest.approx(
             ideal, rel=1e-5
         )
-        # ... and with a tight capacity it is paid for.
+        # ... and with a tight capacity epsilon is larger.
         with pytest.warns(UserWarning, match="drops some"):
             tight = scheme.batches(x, physical_batch_size=230)
         assert accounting.epsilon(*arguments, tight, 1e-5) > 1.01 * ideal
@@ -355,11 +355,11 @@ class TestFit:
 
 
 def test_arrays_stay_as_they_are_while_a_step_is_made_of_them():
-    """A record would be in both parts of it, if it had moved in between."""
+    """A record that moved in between would be in both parts of the step."""
     x = np.arange(40, dtype=np.float32)[:, np.newaxis]
     batches = sampling.FullBatch().batches((x, x), accumulation_steps=2, steps=2)
     elements = iter(batches)
-    for _ in range(3):  # One step, and the first part of another.
+    for _ in range(3):  # A step, and the first part of the next.
         next(elements)
     x[:] = x[::-1].copy()
     with pytest.raises(Exception, match="changed since the step began"):

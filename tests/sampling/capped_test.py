@@ -1,4 +1,4 @@
-"""CappedPoisson: few examples of each person, drawn one by one."""
+"""CappedPoisson: few examples of each person, drawn independently."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ _COUNT = len(_IDS)
 
 
 def _data():
-    """Every example says which it is."""
+    """Every example's feature is its number."""
     x = np.arange(_COUNT, dtype=np.float32)[:, np.newaxis]
     return x, _IDS.astype(np.float32)
 
@@ -97,7 +97,7 @@ class TestScheme:
             sampling.Poisson(0.1),
         ):
             assert not scheme.accounts_for(other)
-        # One more example is not a person more.
+        # A further example is not a further person.
         assert not sampling.Poisson(0.1).accounts_for(scheme)
         capped = sampling.CappedPoisson(0.1, 4, 20, 100)
         assert not capped.accounts_for(scheme)

@@ -1,4 +1,4 @@
-"""What is no array of numbers or texts is an array after all, or named with a line."""
+"""Data in other forms become arrays of numbers or texts, or an error names the fix."""
 
 import datetime
 
@@ -302,7 +302,7 @@ class Unreadable:
 
 
 class TestRecordsOfSeveralShapes:
-    """Of which one is drawn, it must not show."""
+    """Results must not show which record was drawn."""
 
     ODD = {
         "shape": (np.ones(3), 1),
@@ -335,7 +335,7 @@ class TestRecordsOfSeveralShapes:
         assert weights.numpy().tolist() == [float(i != 13) for i in range(20)]
         kept = [i for i in range(20) if i != 13]
         np.testing.assert_array_equal(y.numpy()[kept], kept)
-        # The row is one that functions of records can take.
+        # The replacing row is valid input for functions of records.
         assert x.numpy()[13].all()
         mapped = next(iter(batches.map(lambda x, y: (1 / x, y))))
         np.testing.assert_array_equal(mapped[0][13], [1.0, 1.0])

@@ -14,7 +14,7 @@ _LEFT, _RIGHT = 0xCA01F9DD, 0x4973F715
 
 
 class _Hash:
-    """The hashes of one sequence in their order, forwards and backwards."""
+    """The hashes of a sequence in their order, forwards and backwards."""
 
     def __init__(self, start, factor):
         self._start, self._factor = start, factor
@@ -36,10 +36,10 @@ class _Hash:
 
 
 def _opened(state, further):
-    """The entropy, 8 words, of which 8 words of state were made.
+    """Computes the entropy, 8 words, from 8 words of state.
 
     Args:
-      state: what `generate_state(8)` gave.
+      state: the result of `generate_state(8)`.
       further: the words of the place, which come after the entropy.
     """
     last, hashed = _Hash(_INIT_B, _MULT_B), _Hash(_INIT_A, _MULT_A)
@@ -63,12 +63,12 @@ def _keys():
 
 @pytest.mark.parametrize("place", [(0,), (7,), (7, 1)])
 def test_the_entropy_can_be_computed_from_what_seeds_the_generator(place):
-    """So that no two entropies of 256 bits are taken for one."""
+    """So two different entropies of 256 bits never make the same state."""
     for key in _keys():
         state = key.sequence(*place).generate_state(8)
         words = _opened(state, place)
         assert sum(word << 32 * i for i, word in enumerate(words)) == key.entropy
-        # PCG64 is made of these words, but for one bit, which has to be 1.
+        # PCG64 is made of these words, except for a bit that must be 1.
         same = np.random.PCG64(key.sequence(*place)).state
         assert key.rng(*place).bit_generator.state == same | {"has_uint32": 0}
 

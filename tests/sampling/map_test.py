@@ -1,4 +1,4 @@
-"""`Batches.map`: one record in, one record out, whatever the function tries."""
+"""`Batches.map`: each record in gives one record out, for every function."""
 
 import inspect
 
@@ -226,7 +226,7 @@ class TestWhatIsNoFunctionOfOneRecord:
             _batches().map(_remember, public=[_BANK])
 
     def test_a_function_that_looks_for_the_batch_does_not_find_it(self):
-        """What it is given has no way to the other records."""
+        """The function's arguments have no path to the remaining records."""
         seen = []
 
         def look(x, y):

@@ -29,7 +29,7 @@ def test_a_person_has_rows_of_its_own():
     assert x.shape == (6, 2) and len(batches) == 1
     np.testing.assert_array_equal(x[:, 1], [1, 1, 2, 2, 3, 3])
     np.testing.assert_array_equal(x[:, 0], y)
-    # The second person has one example: it is there again, and does not count.
+    # The second person has one example: the second row repeats it with weight 0.
     np.testing.assert_array_equal(weights, [1, 1, 2, 0, 1, 1])
     assert y[2] == y[3] == 4 and set(y[:2]) == {1, 5} and y[4] != y[5]
 
@@ -84,7 +84,7 @@ def test_weights_of_examples_count_within_the_person():
 def test_weights_make_sums_of_means():
     given = np.minimum(np.bincount(IDS)[IDS], 3).astype(np.float32) / 3
     _, y, weights = next(iter(drawn(data=(X, Y, given), per_person=3)))
-    # The mean over a person's three rows is a third of the sum of what it has.
+    # The mean over a person's three rows is a third of the sum over its examples.
     rows = np.reshape(weights, [3, 3])
     np.testing.assert_allclose(rows, [[1, 1, 0], [1, 0, 0], [1, 1, 1]])
 

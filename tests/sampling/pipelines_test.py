@@ -1,4 +1,4 @@
-"""A pipeline's elements are records: dense, of one shape, each row in one of them."""
+"""A pipeline's elements are records: dense, of equal shapes, each row in one record."""
 
 import numpy as np
 import pytest
@@ -86,7 +86,7 @@ REGROUPED = {
     "window": lambda d: d.window(5),
     "repeat": lambda d: d.repeat(),
     "shuffle": lambda d: d.shuffle(9).take(9),
-    # `apply` hides from `_inputs` what is concatenated.
+    # `apply` hides the concatenated data from `_inputs`.
     "groupbywindow": lambda d: d.apply(
         lambda data: data.concatenate(
             data.group_by_window(lambda x, y: y, lambda key, rows: rows, 2)

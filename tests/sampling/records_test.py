@@ -1,4 +1,4 @@
-"""Batches are drawn from records in whatever form they come, and from nothing else."""
+"""Batches are drawn from records in every supported form, and from nothing else."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tfdpclip.sampling.sources import open_source
 
 
 class _Records:
-    """Random access, one record at a time."""
+    """Random access, record by record."""
 
     def __init__(self, shapes=None):
         self._shapes = shapes or [(2,)] * 10
@@ -36,7 +36,7 @@ class TestData:
     def test_features_alone(self):
         x, y, weights = self._only(np.ones((4, 3)))
         assert x.shape == (4, 3) and y is None and weights.shape == (4,)
-        assert x.dtype == tf.float32  # As Keras would convert it.
+        assert x.dtype == tf.float32  # As Keras would convert the features.
 
     def test_dicts(self):
         x, y, _ = self._only(

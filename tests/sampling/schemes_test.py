@@ -175,7 +175,7 @@ def test_full_batch():
     )
 
 
-# One of each at least. Who draws clients that come and go has `available_test.py`.
+# Each scheme at least once. For varying clients see `available_test.py`.
 _DRAWN = [
     sampling.Poisson(0.1),
     sampling.Poisson(0.1, 12, 100),

@@ -1,4 +1,4 @@
-"""Schemes that keep a record's steps apart do, and cost what they say."""
+"""Schemes that keep a record's steps apart keep them apart, at the stated cost."""
 
 import itertools
 import math
@@ -140,8 +140,8 @@ class TestCyclicPoisson:
     def test_dropping_costs_nothing(self, capacity):
         """The sum with a record and with its zero, enumerated: the Poisson pair.
 
-        Four others of one group, each worth a power of two; given who of them entered,
-        the two distributions differ in what the record adds, if anything.
+        The group has four further records, each worth a power of two; given which of
+        them entered, the two distributions differ at most in the record's contribution.
         """
         rate = 0.3
         for others in itertools.product([0, 1], repeat=4):

@@ -132,7 +132,7 @@ def test_every_record_comes_once_an_epoch_in_new_steps(once, tmp_path):
 def test_a_stream_is_read_once_an_epoch(tmp_path):
     data = Again(plain)
     batches = sampling.RandomAllocation(6).batches(stream_of(data, tmp_path))
-    # One record shows the shapes.
+    # The shapes take one record.
     assert (data.passes, data.given) == (1, 1)
     for epoch in (1, 2):
         list(batches)
@@ -259,7 +259,7 @@ def test_another_kind_of_record_in_a_later_pass_is_refused(tmp_path):
         batches._drawer.next_element()
 
 
-# What a stream's pipeline may do.
+# Pipelines that a stream may have.
 
 
 def singly(function):
@@ -405,7 +405,7 @@ def test_sparse_records_become_dense(tmp_path):
         np.testing.assert_array_equal(x.numpy()[given], X[y.numpy()[given] - 1])
 
 
-# What a stream cannot do.
+# Requests that a stream refuses.
 
 
 @pytest.mark.parametrize(
@@ -484,7 +484,7 @@ def test_records_in_memory_are_few(tmp_path):
     batches = sampling.RandomAllocation(6).batches(stream)
     list(batches)
     assert given[0] == RECORDS + 1
-    # A block has a sixteenth of the memory: one record; one more is being read.
+    # A block has a sixteenth of the memory: one record; a further record is being read.
     assert most[0] <= 3
     source = batches._drawer.source
     assert len(source._file._runs) == 6 and len(source._numbers) < 25
@@ -582,7 +582,7 @@ def test_a_disk_that_fills_stops_before_a_step(once, tmp_path, monkeypatch):
     assert sorted(sum(map(records_of, batches), [])) == list(range(RECORDS))
 
 
-# Records are allocated one by one. Seeds are fixed; with fresh seeds each test would
+# Records are allocated independently. Seeds are fixed; with fresh seeds each test would
 # fail by chance with a probability below 1e-6.
 
 
@@ -646,7 +646,7 @@ class Pairs(sampling.RandomAllocation):
 
 
 class Favourite(sampling.RandomAllocation):
-    """A planted bug: one record is in the first step twice as often."""
+    """A planted bug: record 5 is in the first step twice as often."""
 
     def _draw(self, key, population, step):
         found = super()._draw(key, population, step)

@@ -1,4 +1,4 @@
-"""The assertions say what they tried, and refuse what they cannot judge."""
+"""The assertions say what they tried, and refuse inputs that they cannot judge."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_some_record_uses_up_the_whole_sensitivity(rule, accumulation_steps):
     model = model_of(clip=RULES[rule], accumulation_steps=accumulation_steps)
     report = testing.assert_sensitivity(model, data())
     assert report.limit == 2.0
-    # A bound that nobody reaches would mean noise for nothing. AUTO-S stays below 1.
+    # A loose bound would mean noise for nothing. AUTO-S stays below 1.
     assert report.distance == pytest.approx(2.0, rel=0.02)
     assert "neighbours tried" in str(report)
 

@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon: never above the truth, and close to it where they can be."""
+"""Lower bounds on epsilon: never above the truth, and close to it where possible."""
 
 import dataclasses
 import math
@@ -52,7 +52,7 @@ def test_a_report_draws_whose_scores_are_whose(tmp_path):
     legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     inside = int(report.included.sum())
     assert legend == [f"not in the data: {2000 - inside}", f"in the data: {inside}"]
-    # As the attack scores them: those that were in have more.
+    # Included examples score higher, as the attack scores them.
     assert (
         report.scores[report.included].mean() > report.scores[~report.included].mean()
     )

@@ -1,4 +1,4 @@
-"""What becomes of each way in which one example could reach another's gradient.
+"""The outcome of each way in which an example could reach another's gradient.
 
 `python -m tests.testing.defences` writes docs/results/defences.md.
 """
@@ -29,7 +29,7 @@ from tfdpclip.gradients.graph import op_copies
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "results" / "defences.md"
 SIZE = 22
-#: What may become of a finding.
+#: The possible outcomes of a finding.
 MIXED, RULE = "refused: mixed", "refused by rule"
 ALONE, COMPARED = "one example at a time", "found by the comparison"
 HARMLESS = "trains, exactly"
@@ -37,14 +37,14 @@ HARMLESS = "trains, exactly"
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Something that must not pass.
+    """A loss that must not pass.
 
     Attributes:
-      name: what it is.
+      name: of the way to mix.
       make: makes (per-example loss function, variables, data).
-      outcome: what becomes of it.
-      guards: what is there against this one alone, as patches that take it away.
-      loud: what TensorFlow itself says of it, on processors where it has other kernels.
+      outcome: the expected outcome.
+      guards: the guards against this finding alone, as patches that remove them.
+      loud: TensorFlow's own error, on processors where it has other kernels.
     """
 
     name: str
@@ -239,7 +239,7 @@ class LoudError(Exception):
 
 
 def outcome_of(finding: Finding, guarded: bool = False) -> str:
-    """What becomes of a finding, without its own guard unless `guarded`."""
+    """The outcome of a finding, without its own guard unless `guarded`."""
     with contextlib.ExitStack() as stack:
         for patch in () if guarded else finding.guards:
             stack.enter_context(_patched_everywhere(patch))
@@ -282,28 +282,30 @@ def _patched_everywhere(patch):
 
 def page() -> str:
     """The page, in Markdown."""
-    rows = ["| finding | what becomes of it |", "| --- | --- |"]
+    rows = ["| fault | answer |", "| --- | --- |"]
     rows += [f"| {finding.name} | {finding.outcome} |" for finding in FINDINGS]
     return _HEAD + "\n".join(rows) + "\n"
 
 
-_HEAD = """# What becomes of each way to mix
+_HEAD = """# What stops each way to mix examples, or to get a norm wrong?
 
-Each row is a way in which one example could reach the gradient of another, or a norm
-could be wrong, and what becomes of a loss with it. Where the library has a guard
-against this very thing (a rule of its own for grouped convolutions, say), the guard was
-taken out: the row shows what would catch the next of its kind. Written by `python -m
-tests.testing.defences`, held by `tests/testing/defences_test.py`.
+Each row is a way in which one example could reach the gradient of another, or in
+which a norm could be wrong, and the library's answer to a loss with it. If the
+library has a guard against exactly this way (such as its rule for grouped
+convolutions), the guard was removed: the row shows the defence that would catch a
+new way of the same kind. Written by `python -m tests.testing.defences`, and checked
+by `tests/testing/defences_test.py`.
 
-* *refused: mixed*: while the graph is built, naming the op that combines the examples.
-* *refused by rule*: while the graph is built: what cannot be proven, and cannot be made
-  one example at a time either; terms that depend on anything but trained variables and
-  constants; state that is written from the batch, be it a variable, a queue, a table, a
-  file or Python.
-* *one example at a time*: the proof ends at an op; each example's gradient is made from
-  its own data alone ([guarantees](../guarantees.md)).
-* *found by the comparison*: by the first step, which compares itself with ordinary
-  gradients.
+* *refused: mixed*: an error while the graph is built, which names the op that
+  combines the examples.
+* *refused by rule*: an error while the graph is built, for a loss that cannot be
+  proven and cannot be computed one example at a time; for terms that depend on more
+  than trained variables and constants; and for state written from the batch: a
+  variable, a queue, a table, a file or Python.
+* *one example at a time*: the proof ends at an op, and each example's gradient is
+  computed from its own data alone ([guarantees](../guarantees.md)).
+* *found by the comparison*: an error of the first step, which compares its
+  gradients with ordinary gradients.
 
 """
 

@@ -1,4 +1,4 @@
-"""Becomes of every finding what the page says."""
+"""Every finding has the outcome that the page says."""
 
 import pytest
 

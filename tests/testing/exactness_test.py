@@ -1,4 +1,4 @@
-"""`assert_exact` passes what is right, and finds what is wrong with one example."""
+"""`assert_exact` passes a right engine, and finds an error in one example."""
 
 from unittest import mock
 
@@ -50,7 +50,7 @@ _outer_norms = outer.Outer.squared_norms
 
 
 def of_one_example_only(self, budget):
-    """Wrong for one example, which two random examples of a step may well miss."""
+    """Wrong for one example, which the two random examples of a step may miss."""
     found = _outer_norms(self, budget)
     order = tf.argsort(found)
     place = tf.one_hot(order[len(data()[0]) // 2], tf.shape(found)[0])
@@ -59,7 +59,7 @@ def of_one_example_only(self, budget):
 
 @pytest.mark.slow
 def test_an_error_in_one_example_of_many_is_found():
-    # Made before: the training step itself looks at two examples, not at all.
+    # The model is made before: its training step compares only two examples.
     with (
         mock.patch.object(outer.Outer, "squared_norms", of_one_example_only),
         pytest.raises(AssertionError, match="norms too small|MismatchError: the norm"),

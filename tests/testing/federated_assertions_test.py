@@ -1,4 +1,4 @@
-"""The assertions about aggregators: sound ones pass tightly, others are refused."""
+"""The assertions about aggregators pass sound ones tightly, and refuse unsound ones."""
 
 import collections
 import subprocess
@@ -43,7 +43,7 @@ WAYS = {
     },
     "inner": {"inner": tff.aggregators.UnweightedMeanFactory()},
 }
-# Every rule and every way at least once; the others are slow.
+# Every rule and every way at least once; the remaining pairs are slow.
 FAST = {
     ("fixed", "central"),
     ("quantile", "secure"),
@@ -77,8 +77,7 @@ def factory_of(rule="quantile", way="central", z=0.5, clients=12, **options):
 @pytest.mark.slow
 def test_some_client_uses_up_the_whole_sensitivity(rule, way):
     report = testing.assert_aggregator_sensitivity(factory_of(rule, way), SMALL)
-    # A bound that nobody reaches would mean noise for nothing; 8 bits leave room for
-    # rounding.
+    # A loose bound would mean noise for nothing; 8 bits leave room for rounding.
     low = 0.98 if way == "secure, 8 bits" else 0.999
     assert low <= report.ratio <= 1.002
     assert report.limit == 2.0 and report.tried >= 20
@@ -123,7 +122,7 @@ def test_examples_and_updates_of_ones_own():
     report = testing.assert_aggregator_sensitivity(
         factory, example, records=[own], extremes=False
     )
-    # Two states, each with the given update and three usual ones.
+    # Two states, each with the given update and three usual updates.
     assert report.tried == 8
     assert report.ratio == pytest.approx(1, abs=1e-3)
 
@@ -168,7 +167,7 @@ def test_a_longer_audit(rule, way):
     report = testing.audit_aggregator(
         factory, example, canaries=2000, rounds=6, delta=1e-10, confidence=1 - 1e-6
     )
-    # Groups share the noise: an update in one alone has 1 / sqrt(2) of the effect.
+    # Groups share the noise: an update in a single group has 1 / sqrt(2) of the effect.
     least = 1.2 if rule == "fixed" else 0.5
     assert least < report.lower_bound <= report.claimed == factory.epsilon(1e-10, 6)
 
@@ -248,7 +247,7 @@ for call in (testing.assert_aggregator_sensitivity, testing.assert_aggregator_no
 
 @pytest.mark.slow
 def test_without_tensorflow_federated_the_error_says_what_to_install():
-    # The import of the assertions works, so that it does not need it either.
+    # The import of the assertions works without TensorFlow Federated.
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT], capture_output=True, text=True, timeout=120
     )

@@ -1,4 +1,4 @@
-"""What `federated_mutations` plants: federated code with one mistake each."""
+"""The bugs of `federated_mutations`: federated code with a mistake each."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _exact(summation, summed, state):
 
 
 def exact_fraction_measured(self, summed, state, seed):
-    """What moves the clip is noised; what is measured is not."""
+    """The clip follows the noised fraction, but the measured fraction is exact."""
     release, stddevs = _release(self, summed, state, seed)
     return release._replace(fractions=_exact(self, summed, state)[1]), stddevs
 
@@ -69,14 +69,14 @@ def no_count_noise(self, *args, **options):
 
 
 def exact_adaptation(self, state, sums, counts, *rest, **options):
-    """The clip follows the exact count; the noised one is measured."""
+    """The clip follows the exact count, but the measured count is noised."""
     release = _of_mechanism(self, state, sums, counts, *rest, **options)
     moved = self.rule.next_state(state, self.fractions(counts))
     return release._replace(next_state=moved)
 
 
 def next_clip_noise(self, state, sums, counts, *rest, **options):
-    """The clip moves, and then the noise is scaled by it."""
+    """The noise is scaled by the clip after its move."""
     release = _of_mechanism(self, state, sums, counts, *rest, **options)
     ratio = self.noise_stddevs(release.next_state) / self.noise_stddevs(state)
     means = []
@@ -108,7 +108,7 @@ def missing_root(self, *args, **options):
 
 
 class WithClients(PlainSum):
-    """A plain sum whose server also counts who came."""
+    """A plain sum whose server also counts the clients."""
 
     def encode(self, leaves, state):
         return *_encode(self, leaves, state), tf.constant(1.0)
@@ -134,7 +134,7 @@ class FractionOfThosePresent(WithClients):
 
 
 class ServerClips(PlainSum):
-    """Nobody clips but the server, and that the sum."""
+    """The clients do not clip; the server clips the sum."""
 
     def encode(self, leaves, state):
         with mock.patch.object(RecordClip, "weigh", unclipped):
@@ -170,7 +170,7 @@ def nan_through(self, leaves, state, exact=False, share=None):
 
 
 def nan_counted(self, leaves, state, exact=False, share=None):
-    # Its norm is 0 by now, so that it is taken to be within the clip norm.
+    # The norm is 0 here, so the update would count as within the clip norm.
     weights, norms, _ = _weigh(self, leaves, state, exact, share)
     bits = self.rule.indicators(norms, state, tf.constant([True]))
     return weights, norms, tf.cast(tf.squeeze(bits, 0), tf.float32)
@@ -203,7 +203,7 @@ def shares_of_the_whole(**settings):
 
 
 def not_centred(constants, total, rotation):
-    # What is below 0 is 2^bits too large.
+    # Negative numbers are 2^bits too large.
     wide = dataclasses.replace(constants, bits=constants.bits + 1)
     return _decode(wide, total, rotation)
 
@@ -269,7 +269,7 @@ class Doubling(tff.aggregators.UnweightedAggregationFactory):
 
 
 def seeded_by_round(self, summed, state, noise):
-    """The seed is kept in the state, as it were."""
+    """The same seed in each round, as if the state held it."""
     return _release(self, summed, state, _entropy.Noise(tf.constant([0, 5], tf.int64)))
 
 

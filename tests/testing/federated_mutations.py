@@ -1,7 +1,7 @@
 """Bugs planted in the federated half, each with the check that must find it.
 
-Every mutation is a mistake that somebody has made, or could make, in a private
-aggregator. `python -m tests.testing.mutations` writes which check found it.
+Every mutation is a mistake that was made, or could be made, in a private aggregator.
+`python -m tests.testing.mutations` writes which check found it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def factory_of(**options):
 
 
 def context():
-    """What the checks run in: one for all, because each starts a worker."""
+    """The context of the checks: a single one, because each starts a worker."""
     return federated.local_context(simulate_secure_sums=True)
 
 
@@ -70,7 +70,7 @@ def audit(**options):
 
 
 def derivation():
-    """Seeds that differ by one bit give others, all of whose bits vary."""
+    """Seeds that differ by one bit derive different seeds, all of whose bits vary."""
     start = np.random.default_rng().bytes(16)
     parents = [np.frombuffer(start, np.int64)]
     for bit in range(128):

@@ -1,4 +1,4 @@
-"""A place in a model for what scales gradients and leaves values as they are."""
+"""A layer of a model where a bug may scale gradients and keep the values."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ L = tf.keras.layers
 
 
 def gate(x):
-    """What a layer of the model does: nothing, unless a bug is planted."""
+    """The layer's function: the identity, unless a bug is planted."""
     return tf.identity(x)
 
 
 class Gate(L.Layer):
-    """A layer that does what `gate` does when the model runs."""
+    """A layer that calls `gate` when the model runs."""
 
     def call(self, x):
         return gate(x)
@@ -41,7 +41,7 @@ def masked(x):
 
 
 def outlying(x):
-    """A row far above the others takes everybody's gradient away."""
+    """A row far above the median stops every example's gradient."""
     size = tf.sort(_norms(x))
     alone = size[-1] > 20 * size[tf.shape(size)[0] // 2]
     return tf.cond(alone, lambda: tf.stop_gradient(x), lambda: tf.identity(x))
@@ -59,7 +59,7 @@ def scaled_backwards(x):
 
 
 def hardest(real):
-    """Bad for `call` of a loss: those near the largest get a gradient."""
+    """A bug in a loss's `call`: only losses near the largest get a gradient."""
 
     def call(self, labels, outputs):
         losses = real(self, labels, outputs)

@@ -1,8 +1,8 @@
 """Bugs planted in the library, each with the check that must find it.
 
-Every mutation is a mistake that somebody has made, or could make, in a private
-optimizer. `python -m tests.testing.mutations` writes to docs/results/planted_bugs.md
-which check found it, here and in `federated_mutations`.
+Every mutation is a mistake that was made, or could be made, in a private optimizer.
+`python -m tests.testing.mutations` writes to docs/results/planted_bugs.md which check
+found it, here and in `federated_mutations`.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def accumulated_clip(**options):
     x, y = data()
     for part in range(3):
         rows = slice(8 * part, 8 * part + 8)
-        # The first two batches are padding: nobody is in them.
+        # The first two batches are padding without records.
         weight = np.full(8, float(part == 2), np.float32)
         model.train_on_batch(x[rows], y[rows], sample_weight=weight)
     # 8 of 24 expected records, all above the clip norm: the fraction is 1/2 - 8/48.
@@ -207,7 +207,7 @@ def _halved_norms(self, budget):
 
 
 def _one_halved(self, budget):
-    """Wrong for one example, which is neither the smallest nor, mostly, drawn."""
+    """Wrong for a middle example, which the step's check seldom draws."""
 
     def change(squares):
         middle = tf.argsort(squares)[EXAMPLES // 2]
@@ -286,7 +286,7 @@ def _adapt_first(self, state, sums, counts, *rest, **options):
 
 
 class _CountsLeftOut:
-    """A noise source whose last draw, that of the counts, is zero."""
+    """A noise source whose last draw, the noise of the counts, is zero."""
 
     def __init__(self, own):
         self._own = own
@@ -305,7 +305,7 @@ def _exact_counts(self, gradients, state, sums, counts, shared):
 
 
 def _last_batch_counts(self, gradients, state, sums, counts, shared):
-    # What the last physical batch alone would have added.
+    # The counts that the last physical batch alone would have added.
     counts = counts / self._accumulation_steps
     return _release(self, gradients, state, sums, counts, shared)
 
@@ -413,7 +413,7 @@ SCALED = {"clip": clipping.ScaledClip([0.3, 1.0], 0.3)}
 GATED = {"gated": True}
 # A record has two rows.
 RECORDS = {"rows_per_record": 2, "expected_batch_size": EXAMPLES // 2}
-# What the assertion finds, not what the step finds before it.
+# The checks of the step are off, so the assertion must find the bug.
 UNCHECKED = {"gated": True, "check_gradients": "never"}
 _HARDEST = gates.hardest(tf.keras.losses.SparseCategoricalCrossentropy.call)
 PUBLIC = {"clip": clipping.PublicNormClip(0.3, norms=[0.1, 1.0])}

@@ -1,4 +1,4 @@
-"""A statement about an op's flow is tried, and a false one is found."""
+"""A statement about an op's flow is tried, and a false statement is found."""
 
 import numpy as np
 import pytest

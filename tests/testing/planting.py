@@ -1,4 +1,4 @@
-"""What the lists of planted bugs share: planting, and the page of what found them."""
+"""Planting for the lists of planted bugs, and the page of the successful checks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tfdpclip.gradients import ExampleIsolationError
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "results" / "planted_bugs.md"
 
-_HEAD = """# Planted bugs
+_HEAD = """# Which check finds each planted bug?
 
-Each bug is planted in the library while the check runs; the check must fail. The tables
-are written by `python -m tests.testing.mutations`. `mutations_test.py` beside it and
-`federated_mutations_test.py` hold the library to them, and run the same checks on sound
-code.
+Each bug is planted in the library while the check runs, and the check must fail; its
+message is in the last column. `python -m tests.testing.mutations` writes the tables.
+`mutations_test.py` beside it and `federated_mutations_test.py` check that every bug is
+found, and that sound code passes the same checks.
 """
 
-# What a training step raises that does not believe itself.
+# The errors of a training step's own checks.
 _OF_THE_STEP = re.compile(r"(?:GradientMismatch|ExampleIsolation)Error: [^.]*\.")
 
 # Titles of the tables, and where the bugs are.
@@ -48,9 +48,8 @@ class Mutation:
     check: Callable
     options: dict = dataclasses.field(default_factory=dict)
     slow: bool = False
-    # Whether clip rules are tried where they are taken, as they are outside of these
-    # lists. That alone would find what is planted in a rule, and hide what the check
-    # finds.
+    # Whether the library tries clip rules where they are used, as it does outside of
+    # these lists. Trying would find a bug planted in a rule before the check does.
     tried: bool = False
 
     @contextlib.contextmanager
@@ -90,9 +89,9 @@ def cases(mutations: Sequence[Mutation]) -> list:
 
 
 def found(mutation: Mutation) -> tuple[str, str] | None:
-    """By what a planted bug is found, and in which words; None if it is not.
+    """The check that finds a planted bug, and its message; None if no check does.
 
-    By its check, or by the training step itself before it comes to that.
+    The training step itself may find the bug first.
     """
     with mutation.planted():
         try:
@@ -100,8 +99,9 @@ def found(mutation: Mutation) -> tuple[str, str] | None:
         except AssertionError as error:
             return f"`{mutation.check.__name__}`", str(error)
         except (tf.errors.InvalidArgumentError, ExampleIsolationError) as error:
-            # The latter while the step is traced, which Keras 3 does for the loss, too.
-            # Of an error while tracing, what was said is behind where that was.
+            # Keras 3 also traces the step for the loss, which raises
+            # ExampleIsolationError. An error while tracing has its message after the
+            # traceback.
             said = _OF_THE_STEP.findall(f"{type(error).__name__}: {error}")
             if not said:
                 raise
@@ -110,12 +110,12 @@ def found(mutation: Mutation) -> tuple[str, str] | None:
 
 
 def table(mutations: Sequence[Mutation]) -> str:
-    """A Markdown table of what found what."""
+    """A Markdown table of the bugs and the checks that found them."""
     rows = ["| planted bug | found by | what it says |", "| --- | --- | --- |"]
     for mutation in mutations:
         by, said = found(mutation) or ("", "**not found**")
         said = " ".join(said.split())[:140]
-        # Names that depend on what ran before.
+        # These names depend on the layers made before.
         said = re.sub(r"\b(dense|layer)_\d+/", r"\1/", said).replace("|", "\\|")
         rows.append(f"| {mutation.name} | {by} | {said} |")
     return "\n".join(rows)

@@ -1,4 +1,4 @@
-"""Runs conversions, and reads what came out."""
+"""Runs conversions, and reads the resulting files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def converted(directory, source, *flags, task="shakespeare_character"):
 
 
 def refused(directory, source, *flags, **options) -> str:
-    """What the program says as it refuses; it leaves nothing behind."""
+    """The message of a refused conversion, which must leave no file behind."""
     before = sorted(directory.rglob("*")) if directory.exists() else []
     with pytest.raises(SystemExit) as caught:
         converted(directory, source, *flags, **options)
@@ -52,7 +52,7 @@ def contents(path, features=TEXT):
 
 
 def texts(path):
-    """The texts of each client, whatever its split."""
+    """The texts of each client of any split."""
     splits = contents(path).values()
     return {
         client: values["snippets"]

@@ -1,4 +1,4 @@
-"""The check of a federated file finds what a benchmark would trip over."""
+"""The check of a federated file finds the faults that would stop a benchmark."""
 
 from __future__ import annotations
 

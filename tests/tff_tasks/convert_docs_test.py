@@ -22,7 +22,7 @@ COMMANDS = [
     for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.S | re.M)
     for line in block.splitlines()
 ]
-# One round of two clients.
+# A round of two clients.
 TINY = (
     "--rounds=1",
     "--clients_per_round=2",
@@ -36,7 +36,7 @@ TINY = (
 
 
 def write_inputs(directory: pathlib.Path) -> None:
-    """What the page says that its reader has."""
+    """Writes the files that the page assumes."""
     (example,) = re.findall(r"^```csv\n(.*?)^```", PAGE, re.S | re.M)
     more = "".join(f'u{i},"What, {i}?",2024-05-03\n' for i in range(20, 30))
     (directory / "posts.csv").write_text(example + more)

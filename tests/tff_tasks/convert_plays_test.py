@@ -1,4 +1,4 @@
-"""Plays: who speaks, and what is no speech."""
+"""Plays: the speakers, and the lines that are no speech."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.tff_tasks.conversions import converted, refused, texts
 from tff_tasks.conversion import plays
 
-# Not of any author: what editions do, in a few lines.
+# Made up, in the forms of printed editions.
 CAPITALS = """
 THE MILL
 
@@ -140,7 +140,7 @@ def test_an_abbreviation_is_its_full_name_and_nobody_elses():
     found = list(plays.speeches(ABBREVIATED))
     assert found == [
         ("HANNAH", "Who's there?"),
-        # Not the duke, whose name is longer and no name on the list.
+        # Not the duke, whose longer name is not on the list.
         ("COR", "Nay, answer me.\nDenmark.\nAlas. Poor mill!"),
         ("CORN", "I say:\nLong live the mill!"),
         ("CORN", "Ay."),

@@ -1,4 +1,4 @@
-"""Bad input, files that are there, kills: what is said, and what stays."""
+"""Bad input, existing files, kills: the messages, and the files that stay."""
 
 from __future__ import annotations
 

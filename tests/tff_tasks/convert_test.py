@@ -1,4 +1,4 @@
-"""Files of users' own: what comes out."""
+"""Conversion of users' own files: the contents of the results."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_format_becomes_the_same_file(tmp_path, name):
     one = converted(tmp_path / "one", table, *COLUMNS)
     other = converted(tmp_path / "other", path, *COLUMNS)
     assert contents(one) == contents(other)
-    # To the byte: nothing of a file depends on when, where or from what it was made.
+    # To the byte: a file does not depend on the time, the place or the input's format.
     assert one.read_bytes() == other.read_bytes()
 
 
@@ -194,7 +194,7 @@ def test_images_are_dealt_to_clients_that_prefer_labels(tmp_path, capsys):
             for label, image in zip(labels[first:last], images[first:last], strict=True)
         )
         assert pairs == wanted
-    # Clients without preference would have 4 or 5 of their 20 images of one label.
+    # Clients without preference would have 4 or 5 images of a label among their 20.
     most = [np.bincount(client["label"]).max() for client in train.values()]
     assert np.mean(most) > 8
     again = converted(

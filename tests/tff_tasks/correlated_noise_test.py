@@ -65,7 +65,7 @@ def test_all_noises_and_clips_have_the_same_budget():
             matrix=None if run is None else run.matrix,
         )
         assert 3 * 0.9999 < spent <= 3
-        # The share of the counts, and so what the sum has, is the same for all.
+        # The share of the counts, and so the noise of the sum, is the same for all.
         counts = config.clip_rule().count_stddevs(10.0)
         left = dpc.accounting.split_noise_multiplier(plan.noise_multiplier, counts)
         assert left == pytest.approx(plan.noise_multiplier / math.sqrt(0.8))
@@ -83,7 +83,7 @@ def test_the_best_rate_is_measured_anew_and_gains_are_compared(tmp_path, monkeyp
     study(tmp_path, *flags, "--noises=independent,tree")
     tried = [c for c in asked if c.seed is not None]
     fresh = [c for c in asked if c.seed is None]
-    # As often, at the same rates and with one seed, for each noise and clip.
+    # As often, at the same rates and with the same seed, for each noise and clip.
     assert len(tried) == 12 and len(fresh) == 8
     assert {c.seed for c in tried} == {1}
     assert len({(c.noise, c.clipping, c.server_learning_rate) for c in tried}) == 12
@@ -107,7 +107,7 @@ def test_the_best_rate_is_measured_anew_and_gains_are_compared(tmp_path, monkeyp
     assert (tmp_path / "accuracy.png").stat().st_size > 10_000
     assert (tmp_path / "rates.png").stat().st_size > 10_000
 
-    # More of it runs what is missing, and nothing is trained for a report.
+    # A second study runs only the missing settings, and a report trains nothing.
     known = len(asked)
     study(tmp_path, *flags, "--noises=independent,toeplitz")
     assert {c.noise for c in asked[known:]} == {"toeplitz"}
@@ -143,7 +143,7 @@ def test_runs_state_what_they_spent(tmp_path):
         "one client, its update clipped as a whole",
     ):
         assert words in stated[1], words
-    # Of two runs, neither repeats the other.
+    # The two runs differ.
     assert runs[1]["last_clip_norm"] != runs[2]["last_clip_norm"]
 
 

@@ -1,4 +1,4 @@
-"""Correlated noise in runs: its secrets, what a resumed run counts, what is refused."""
+"""Correlated noise in runs: its secrets, the counts of resumed runs, the refusals."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def test_a_run_that_lost_rounds_begins_another_matrix(tmp_path, monkeypatch):
     modes = {p.name: os.stat(p).st_mode & 0o777 for p in tmp_path.rglob("*.npz")}
     assert len(modes) == 4
     assert all((mode == 0o600) == ("secret" in name) for name, mode in modes.items())
-    # What takes noise off is in no other file.
+    # No other file has the noise that later rounds subtract.
     kept = np.load(tmp_path / "checkpoints/secret_noise_000004.npz")["kept"]
     rest = np.load(tmp_path / "checkpoints/round_000004.npz")
     (same,) = [part for part in rest.values() if part.shape == kept.shape]

@@ -1,4 +1,4 @@
-"""What a run is said to take, and that saying it changes and spends nothing."""
+"""The estimated cost of a run, and that the estimate changes and spends nothing."""
 
 import csv
 

@@ -114,7 +114,7 @@ def test_digits_are_dealt_out_once_and_unevenly():
 
 @pytest.mark.slow
 def test_a_program_ends_its_workers_and_its_output(data_dir, tmp_path):
-    """A pipe ends when the program does: nothing that it started holds it open."""
+    """A pipe ends with the program: no child process keeps it open."""
     done = subprocess.run(
         [
             sys.executable,
@@ -139,7 +139,7 @@ def test_a_program_ends_its_workers_and_its_output(data_dir, tmp_path):
 @pytest.mark.parametrize("engine", ["local", "tff"])
 @pytest.mark.slow
 def test_a_round_without_clients_is_a_round(tmp_path, engine):
-    """Poisson sampling of one client among thirty often draws nobody."""
+    """Poisson sampling at a rate of one in thirty often draws no client."""
     config = RunConfig(
         "digits",
         str(tmp_path),

@@ -1,4 +1,4 @@
-"""Writes small files in the formats of the public ones, with every oddity."""
+"""Writes small files in the formats of the public files, with every oddity."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def write_file(path: pathlib.Path, splits, *, index: bool = True) -> pathlib.Pat
 
 
 def _sizes(rng, clients):
-    """Some clients have one example."""
+    """Some clients have a single example."""
     return [1, *(int(n) for n in rng.integers(2, 9, size=clients - 1))]
 
 
@@ -121,7 +121,7 @@ def write_emnist(directory, clients=8, seed=0):
 
 
 def write_cifar100(directory, seed=0):
-    """CIFAR-100; one image is of one colour."""
+    """CIFAR-100; some images have a single colour."""
 
     def one(rng):
         image = rng.integers(256, size=(32, 32, 3))
@@ -182,7 +182,7 @@ def write_all(directory) -> pathlib.Path:
     return pathlib.Path(directory)
 
 
-#: What makes each benchmark fit the files.
+#: Settings that make each benchmark fit the files.
 FITTING = {
     "cifar100_image": {},
     "emnist_character": {},

@@ -1,4 +1,4 @@
-"""Networks have the paper's sizes; losses and metrics leave out what they say."""
+"""Networks have the paper's sizes; losses and metrics mask the documented tokens."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def test_resnet_normalises_before_activation():
     model = models.resnet18()
     for norm in [x for x in model.layers if "group_normalization" in x.name]:
         after = norm.outbound_nodes[0].layer
-        # Only what was projected for a shortcut is added as it is.
+        # Only a projected shortcut is added without an activation.
         assert isinstance(after, (tf.keras.layers.ReLU, tf.keras.layers.Add))
 
 

@@ -137,7 +137,7 @@ WORDS = preprocessing.word_numbers(["a", "b"])
         (" ".join(["a"] * 19), [4, *[1] * 19, 5]),
         ("b", [4, 2, 5, *[0] * 18]),
         ("a zebra", [4, 1, 3, 5, *[0] * 17]),
-        # An empty sentence has one empty word, as in the reference.
+        # An empty sentence has a single empty word, as in the reference.
         ("", [4, 3, 5, *[0] * 18]),
         ("a  b", [4, 1, 3, 2, 5, *[0] * 16]),
     ],
@@ -205,4 +205,4 @@ def test_small_buffer_shuffles_within_reach():
     # The first place is uniform over the buffer: each within 40 of 100 but for 1e-6.
     counts = np.bincount(orders[:, 0], minlength=3)
     assert counts.sum() == 300 and np.all(np.abs(counts - 100) < 40)
-    assert orders[:, -1].min() < 9  # What stays long.
+    assert orders[:, -1].min() < 9  # Some items stay long.

@@ -1,4 +1,4 @@
-"""Runs: what they write, that they resume, and that both engines agree."""
+"""Runs: their files, their resumption, and the agreement of both engines."""
 
 import csv
 import json
@@ -341,7 +341,7 @@ def children(pid):
 
 @pytest.mark.slow
 def test_killed_process_resumes(tmp_path):
-    """The same program, killed in the middle of a round, and one left alone."""
+    """A program killed in the middle of a round equals an uninterrupted program."""
     arguments = [
         "--num_clients=30",
         "--hidden_units=8",

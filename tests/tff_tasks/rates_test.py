@@ -1,4 +1,4 @@
-"""The search of learning rates: every pair once, no clipping, the best one named."""
+"""The search of learning rates: every pair once, no clipping, the best pair named."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def test_sweep_runs_every_setting_once(swept):
         ("fixed", 3),
     ]
     assert all(row.rounds == 15 for row in rows)
-    # What was announced before the first.
+    # The number announced before the first run.
     assert sweep.Sweep(config).planned() == len(rows)
 
 
@@ -247,7 +247,7 @@ def test_figures_are_drawn(swept, tmp_path):
 
 
 def sweep_of(directory, *settings):
-    """The files of a sweep of one run for each (clipping, level, noise)."""
+    """The files of a sweep with a run for each (clipping, level, noise)."""
     rows = []
     for k, (clipping, level, noise) in enumerate(settings):
         (directory / f"run{k}").mkdir(parents=True)

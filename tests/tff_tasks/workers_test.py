@@ -1,4 +1,4 @@
-"""Benchmarks on remote workers: the same results, and runs that survive one."""
+"""Benchmarks on remote workers: the same results, and runs outlive a lost worker."""
 
 import numpy as np
 import pytest

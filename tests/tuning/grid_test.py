@@ -1,4 +1,4 @@
-"""Grids go on where they stopped, and say what they cost."""
+"""Grids continue after a stop, and state their privacy cost."""
 
 import csv
 import json
@@ -154,7 +154,7 @@ def test_a_larger_grid_uses_the_old_runs(tmp_path):
     rest = Counting()
     result = run_grid(GRID, rest, path=path)
     assert len(rest.points) == 22 and len(result.rows) == 24
-    # And a smaller one only its own.
+    # A smaller grid uses only its own runs.
     assert len(run_grid(Grid([1.0], [64], [0.1]), score, path=path).rows) == 1
 
 

@@ -211,7 +211,7 @@ def digits_gradients(steps):
     return np.einsum("ni,nj->nij", x[:256], residuals()[:256]).reshape(256, -1)
 
 
-# C* for sigma 0.05, 0.1, 0.25, 0.5, 1, 2, 4, and where it is a kink; MSE at sigma 1.
+# C* for sigma 0.05, 0.1, 0.25, 0.5, 1, 2, 4, and whether it is a kink; MSE at sigma 1.
 SIGMAS = (0.05, 0.1, 0.25, 0.5, 1, 2, 4)
 DIGITS = {
     0: (
@@ -314,7 +314,7 @@ def test_fixed_point_can_miss_the_minimum():
     assert wrong.clip_norm == pytest.approx(1.5) and wrong.mse == pytest.approx(4.5)
 
 
-# What is refused.
+# Refusals.
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0, True, "1"])

@@ -1,4 +1,4 @@
-"""What a search costs: known bounds, and draws that follow their distribution."""
+"""The privacy cost of a search: known bounds, and draws of the right distribution."""
 
 import math
 
@@ -99,7 +99,7 @@ def test_runs_that_were_made_are_counted_by_their_ledgers():
     assert found.epsilon == pytest.approx(accounting.event_epsilon(total, DELTA))
     one = accounting.event_epsilon(ledger.event(), DELTA)
     assert found.single_epsilon == pytest.approx(one) and "3 runs" in found.method
-    # The choice is what this counts; what else the runs assume is said.
+    # This cost is of the choice; the statement names the assumptions of the runs.
     assert "is not counted" in str(ledger.statement())
     assert "is not counted" not in str(found)
     assert set(ledger.statement().assumptions) - set(found.assumptions) == {

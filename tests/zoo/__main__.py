@@ -1,9 +1,9 @@
-"""Tries the models of the zoo, and writes what came of them into docs/stacks.md.
+"""Tries the models of the zoo, and writes the outcomes into docs/stacks.md.
 
     python -m tests.zoo            # all of them, which takes an hour on two cores
-    python -m tests.zoo BERT T5    # these; the other lines stay as they are
+    python -m tests.zoo BERT T5    # these; the remaining lines stay as they are
 
-A model that was never tried is in the table as such.
+The table marks models that were never tried.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def table(rows: dict[str, list[str]]) -> str:
 
 
 def update(found: dict[str, list[str]]) -> None:
-    """Puts what was found into the page."""
+    """Writes the new rows into the page."""
     text = PAGE.read_text()
     ahead, behind = text.split(BEGIN)[0], text.split(END)[1]
     new = table({**rows_of(text), **found})
@@ -46,7 +46,7 @@ def update(found: dict[str, list[str]]) -> None:
 
 
 def outcome(entry: entries.Entry, lora: int | None) -> str:
-    """What came of an entry, in words for the table."""
+    """The outcome of an entry, in words for the table."""
     if lora and entry.lora == "none":
         return "none"
     found = check.examine(entry, lora)
@@ -64,7 +64,7 @@ def main(names: list[str]) -> None:
         try:
             update({name: [entry.kind, *(outcome(entry, k) for k in (None, RANK))]})
         except Exception as error:
-            # The others are tried all the same, and the line stays as it is.
+            # The remaining models are tried, and this line stays as it is.
             print(f"{name}: {type(error).__name__}: {error}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What private training does with a model: norms, two steps of a plan, warnings."""
+"""The results of private training of a model: norms, two steps of a plan, warnings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tfdpclip as dpc
 from tests.zoo.entries import RECORDS
 from tfdpclip._variables import all_unwrapped
 
-#: Records whose norms are compared with a backward pass of their own.
+#: Records whose norms are compared with separate backward passes.
 COMPARED = 4
 #: The errors that refuse a model; a graph's errors have their names in the text.
 REFUSALS = ("ExampleIsolationError", "GradientMismatchError", "LossStructureError")
@@ -20,14 +20,14 @@ REFUSALS = ("ExampleIsolationError", "GradientMismatchError", "LossStructureErro
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What came of a model.
+    """The results of a model.
 
     Attributes:
       trained: how many parameters train.
       error: the largest relative error of a norm.
       fallback: the variables that took the Jacobian, as the warning says.
       moved: whether two steps of `fit` moved the weights, all to finite values.
-      epsilon: what the plan says was spent.
+      epsilon: the epsilon of the plan's statement.
       refused: the error of the step, where it was refused.
     """
 
@@ -53,7 +53,7 @@ def loss_function(**options):
 def norms_error(model, x, y) -> float:
     """The largest relative error of the norms, against each record by itself.
 
-    Without dropout, which would drop other things of a record by itself.
+    Dropout is off, because a record alone would have a different mask.
     """
     drops = any(
         isinstance(layer, tf.keras.layers.Dropout) and layer.rate > 0
@@ -96,7 +96,7 @@ def plan_for():
 
 
 def two_steps(model, x, y, **options):
-    """Two steps as users take them; every one of them checks itself."""
+    """Two steps as users take them; every step checks itself."""
     plan = plan_for()
     loss = loss_function()
     loss = loss if y.ndim == 1 else dpc.keras.PerExampleLoss(loss)
@@ -109,8 +109,8 @@ def examine(entry, lora: int | None = None) -> Found:
     """Builds the model and tries it.
 
     Args:
-      entry: what to try.
-      lora: the rank of what trains; None: all weights.
+      entry: the model and its data.
+      lora: the rank of LoRA; None trains all weights.
     """
     tf.keras.utils.set_random_seed(1)
     model = entry.build()

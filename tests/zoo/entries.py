@@ -1,4 +1,4 @@
-"""Models of other people, tiny and with random weights: what the zoo is made of."""
+"""The zoo: published models, tiny and with random weights."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ RECORDS, TOKENS, VOCABULARY = 16, 8, 32
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A model, and what it is trained on.
+    """A model, and its training data.
 
     Attributes:
-      kind: what it is, for the table.
+      kind: the kind of model, for the table.
       build: gives the model.
       data: gives inputs and labels of `RECORDS` records.
-      full: what comes of training all weights: "works", "works slowly" or "refused".
+      full: the outcome of training all weights: "works", "works slowly" or "refused".
       lora: the same of LoRA; "none" where the model has no `enable_lora`.
-      targets: the layers that get LoRA, where they are not those that KerasHub takes.
-      advice: why it is slow or refused, and what to do.
-      tolerance: how far a norm may be off, as a part of it.
+      targets: the layers that get LoRA, if they differ from KerasHub's choice.
+      advice: why it is slow or refused, and the remedy.
+      tolerance: the allowed relative error of a norm.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Models of other people train privately, or are refused: as docs/stacks.md says."""
+"""Published models train privately, or are refused, as docs/stacks.md says."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ needs_hub = pytest.mark.skipif(
 )
 needs_keras_3 = pytest.mark.skipif(not stack.KERAS_3, reason="the table is of Keras 3")
 _FAST = ("GPT-2", 4)
-# Networks that CI may run; the others take up to twelve minutes, and run where somebody
-# has installed KerasHub to write the table.
+# Networks that CI may run; the remaining networks take up to twelve minutes, and run
+# only where KerasHub is installed to write the table.
 _SMALL = ("MobileNetV2", "VGG16")
 
 
 def cases():
-    """Every family and network, all weights and LoRA; one of them is fast."""
+    """Every family and network, all weights and LoRA; a single case is fast."""
     for name, entry in entries.ENTRIES.items():
         for rank in (None, page.RANK):
             if rank and entry.lora == "none":

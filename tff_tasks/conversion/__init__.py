@@ -1,1 +1,1 @@
-"""From users' own files to those that the benchmarks read."""
+"""Converts users' own files to the files that the benchmarks read."""

@@ -1,4 +1,4 @@
-"""Reads a federated file again, the way the benchmarks do, and says what is in it."""
+"""Reads a federated file again, as the benchmarks do, and summarises its contents."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _MOST_SHOWN = 5
 
 @dataclasses.dataclass
 class SplitSummary:
-    """What one split holds.
+    """The contents of a split.
 
     Attributes:
       name: in the file.
       sizes: the number of examples of each client.
       characters: bytes of text.
-      unknown: those of them that the benchmark has no number for.
+      unknown: the bytes for which the benchmark has no number.
       ink: the mean of pixels; None if there are none.
     """
 
@@ -39,7 +39,7 @@ class SplitSummary:
     ink: float | None = None
 
     def line(self) -> str:
-        """One line of the report."""
+        """A line of the report."""
         sizes = np.array(self.sizes)
         text = f"{self.characters:,} characters, " if self.characters else ""
         return (
@@ -51,12 +51,12 @@ class SplitSummary:
 
 @dataclasses.dataclass
 class Summary:
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
       splits: by purpose.
-      both: clients that train and that models are evaluated on.
-      notices: what to look at.
+      both: clients that are in the training data and in the data for evaluation.
+      notices: remarks for the user.
     """
 
     splits: dict[str, SplitSummary]
@@ -80,8 +80,8 @@ def check_file(
 
     Raises:
       DataFileError: if a benchmark could not read it: no table, column, index or split;
-        an example without a feature, of another type or shape or out of range; a client
-        with another number of examples than the file says, or with none.
+        an example without a feature, of a wrong type or shape or out of range; a client
+        whose number of examples differs from the file's, or is 0.
     """
     file = FederatedFile(path)
     try:

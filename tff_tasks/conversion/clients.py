@@ -15,13 +15,13 @@ from tff_tasks.conversion.targets import Target, ValueProblem
 
 
 def parse_columns(text: str | None, target: Target) -> dict[str, str]:
-    """The column of each feature, from what --columns says; by default the same name.
+    """The column of each feature, from the text of --columns; by default the same name.
 
     >>> parse_columns("snippets=body", Target("shakespeare_character"))
     {'snippets': 'body'}
 
     Raises:
-      UsageError: for a feature that there is not, or one without a column.
+      UsageError: for an unknown feature, or a feature without a column.
     """
     columns = {name: name for name in target.features}
     for part in (text or "").split(",") if text else ():
@@ -54,7 +54,7 @@ def input_files(path: pathlib.Path) -> list[pathlib.Path]:
         if one.is_file():
             found.append(one)
         elif one.is_symlink() or not one.is_dir():
-            # What is in a linked folder is not looked at, and must not be missed.
+            # Files in a linked folder are not read, and must not be missed silently.
             raise DataFileError(
                 f"{one} is no regular file. Take it out of the folder, or put what it "
                 "stands for in its place."
@@ -69,12 +69,12 @@ class Reader:
     """Reads clients' examples.
 
     Args:
-      target: what they must become.
+      target: the benchmark whose examples they must become.
       path: a file, or a folder with files.
       kind: "csv", "jsonl", "npz", "text", "plays", or "auto": by each file's ending.
       client: the column of client ids; None: each file of the folder is a client.
       columns: the column of each feature.
-      text_examples: what one example of a plain text is.
+      text_examples: the unit of a plain text that is an example.
 
     Attributes:
       empty: the files without an example, of those read so far.
@@ -123,7 +123,7 @@ class Reader:
         return kind
 
     def _check_clients(self):
-        """Every client has one name, and no two have the same."""
+        """Every client has a single name, and no two have the same."""
         if self.kind == "plays" and self.client is not None:
             raise UsageError("flag --client: in plays, clients are the speakers.")
         if self.client is None and self.kind != "plays" and self.path.is_file():
@@ -160,7 +160,7 @@ class Reader:
         return (below.parent / stem).as_posix()
 
     def __iter__(self) -> Iterator[tuple[str, bytes]]:
-        """Client and serialised example, one after another.
+        """Pairs of a client and a serialised example.
 
         Raises:
           DataFileError: names the file, the line and the column.
@@ -245,7 +245,7 @@ class Reader:
 
 
 def _check_id(client: str, row: Row) -> None:
-    """Refuses what may be another spelling of a client, who would then be two."""
+    """Refuses an id that may be a second spelling of a client, who would become two."""
     if not client.strip():
         problem = "is empty; every example must have a client"
     elif client != client.strip() or not client.isprintable():

@@ -1,4 +1,4 @@
-"""Image sets without clients, dealt out to simulated ones that prefer some labels."""
+"""Image sets without clients, dealt to simulated clients that prefer some labels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Part:
     Attributes:
       images: one row each.
       labels: as many.
-      sources: where both are from.
+      sources: the files of both.
     """
 
     images: np.ndarray
@@ -99,17 +99,17 @@ def deal(
 ) -> Iterator[tuple[str, bytes, str]]:
     """Client, serialised example and purpose of every image.
 
-    Training images go to as many clients as asked for. Test images go to clients of
-    their own, of the same size and the same preferences: no image and no client is in
-    both. Each client draws how much it likes each label from a Dirichlet distribution;
-    all are of one size, to one image.
+    Training images go to the given number of clients. Test images go to separate
+    clients of the same size and the same preferences: no image and no client is in
+    both. Each client draws its preference for each label from a Dirichlet distribution;
+    all clients have the same size, to one image.
 
     Args:
       parts: of `load`.
-      target: what examples must become.
-      clients: to how many training images are dealt.
+      target: the benchmark whose examples they must become.
+      clients: the number of training clients.
       dirichlet: the concentration: small numbers make clients differ.
-      seed: another one deals otherwise.
+      seed: of the deal.
 
     Raises:
       UsageError: if there are fewer images than clients.

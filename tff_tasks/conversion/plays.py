@@ -1,9 +1,9 @@
-"""Speeches of plays by speaker, from plain text as Project Gutenberg has it.
+"""Speeches of plays by speaker, from plain text in Project Gutenberg's form.
 
 A speech begins, after an empty line, with its speaker's name: alone on its line, with
 or without a full stop, or before a full stop and the first words. Names are in capitals
-("FIRST LORD.") or abbreviated ("Ham."); which of them it is, each play's own lines
-tell. Directions are in brackets, or paragraphs that begin with "Enter" and the like.
+("FIRST LORD.") or abbreviated ("Ham."); each play's own lines tell which form it has.
+Directions are in brackets, or paragraphs that begin with "Enter" and the like.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterator
 
-# What is before and after the text in files of Project Gutenberg.
+# The text before and after the play in files of Project Gutenberg.
 _START = re.compile(r"^\*\*\* ?START OF TH.*?\*\*\*\s*$", re.M)
 _END = re.compile(r"^\*\*\* ?END OF TH", re.M)
 
-# Some end with another bracket than they begin with. One that is not closed before so
-# many characters ends with its line, and so begins one that was not opened: neither may
-# eat the play.
+# Some directions close with a different kind of bracket. A bracket that is not closed
+# within 800 characters ends with its line, and a closing bracket without an opening one
+# begins with its line: a wrong bracket must not swallow the play.
 _DIRECTION = re.compile(r"[\[{][^\[\]{}]{0,800}[\]}]|[\[{].*|^[^\[\]{}\n]*[\]}]", re.M)
 _UNBRACKETED = re.compile(
     r"(Enter|Re-?enter|Exit|Exeunt|Flourish|Alarums?|Sennet|Manet|Manent)\b"
@@ -29,7 +29,7 @@ _PERSONS = re.compile(r"(DRAMATIS PERSON|PERSONS REPRESENTED|CHARACTERS\b)", re.
 _BEGINNING = re.compile(
     r"(THE )?(ACT\b[ .]*(I|1|FIRST|ONE)\b|PROLOGUE\b|INDUCTION\b)", re.I
 )
-# Headings of parts, which nobody speaks.
+# Headings of parts, which are not speakers.
 _PART = re.compile(
     r"(ACT\b|SCEN[EA]\b|(THE )?(PROLOGUE|EPILOGUE|INDUCTION)\b|THE END\b|FINIS\b|"
     r"(THE )?SONGS?\b|DUMB[ -]SHOW\b)",
@@ -58,9 +58,9 @@ def speeches(text: str) -> Iterator[tuple[str, str]]:
     """The speeches of a play in order, each with its speaker.
 
     Speakers are in capitals, without the last full stop. An abbreviation and the full
-    name are one speaker where the list of persons has the full name, and no other
-    speaker of the play is abbreviated so. Those who speak together ("BOTH", "ALL") are
-    a speaker of their own.
+    name are the same speaker if the list of persons has the full name, and no other
+    speaker of the play is abbreviated so. Persons who speak together ("BOTH", "ALL")
+    are a separate speaker.
 
     Args:
       text: all of the file. A text that is no play has no speeches.
@@ -150,7 +150,7 @@ def _split(paragraphs: list[list[str]], known: Counter[str]) -> Iterator[list[st
 
 
 def _style(paragraphs: list[list[str]]) -> str:
-    """Whether names are in capitals or as in a sentence: what most headings are."""
+    """Whether names are in capitals or as in a sentence, as in most headings."""
     heads = [lines[0] for lines in paragraphs if not _PART.match(lines[0])]
     upper = sum(
         bool(_ALONE["upper"].fullmatch(h) or _BEFORE_WORDS["upper"].match(h))
@@ -194,8 +194,8 @@ def _full_names(counts: Counter[str], persons: str) -> dict[str, str]:
     """The full name of each abbreviated speaker, where there is no doubt.
 
     In one play "Cor." is Cordelia and "Corn." Cornwall: a longer name must be a whole
-    word of the list of persons to be the full one. In another both Helen and Helenus
-    are on the list.
+    word of the list of persons to be the full name. In a second play both Helen and
+    Helenus are on the list.
     """
     listed = set(re.findall(r"[A-Z']+", persons.upper()))
     full = {}
@@ -210,7 +210,7 @@ def _full_names(counts: Counter[str], persons: str) -> dict[str, str]:
 
 def _abbreviates(short: str, name: str) -> bool:
     if short == name or short + "S" == name:
-        # More than one lord is not the lord.
+        # The lords are not the lord.
         return False
     ours, theirs = (re.split(r"[ .]+", one) for one in (short, name))
     return len(ours) == len(theirs) and all(

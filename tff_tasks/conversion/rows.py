@@ -1,4 +1,4 @@
-"""Examples one after another from CSV, JSON lines, NPZ and plain text.
+"""Examples in order from CSV, JSON lines, NPZ and plain text.
 
 CSV, JSON lines and text are read line by line. Arrays of an NPZ file are in memory.
 """
@@ -29,11 +29,11 @@ SPEAKER = "speaker"
 
 
 class Row(NamedTuple):
-    """One example.
+    """An example.
 
     Attributes:
-      path: the file it is from.
-      number: which line, row or example of it, from 1.
+      path: its file.
+      number: of its line, row or example in the file, from 1.
       values: by column.
     """
 
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass
 class Meter:
-    """How many bytes were read: of files before this one, and of this one."""
+    """The number of bytes read: of files before this file, and of this file."""
 
     before: int = 0
     here: int = 0
@@ -121,7 +121,7 @@ def json_rows(path: pathlib.Path, meter: Meter) -> Iterator[Row]:
 
 
 def npz_rows(path: pathlib.Path, meter: Meter) -> Iterator[Row]:
-    """The rows of arrays of one length."""
+    """The rows of arrays of equal length."""
     try:
         arrays = files.read_npz(path)
     except ValueError as error:
@@ -147,9 +147,9 @@ def npz_rows(path: pathlib.Path, meter: Meter) -> Iterator[Row]:
 
 
 def text_rows(path: pathlib.Path, meter: Meter, examples: str) -> Iterator[Row]:
-    """A text as examples: its "lines", its "paragraphs", or all the "file" as one.
+    """A text as examples: its "lines", its "paragraphs", or the whole "file".
 
-    Empty ones are left out. Paragraphs end at empty lines.
+    Empty examples are left out. Paragraphs end at empty lines.
     """
     parts: list[str] = []
     size, first = 0, 1
@@ -175,7 +175,7 @@ def text_rows(path: pathlib.Path, meter: Meter, examples: str) -> Iterator[Row]:
 
 
 def play_rows(path: pathlib.Path, meter: Meter) -> Iterator[Row]:
-    """The speeches of a play. One text is in memory: plays are small."""
+    """The speeches of a play. The whole text is in memory: plays are small."""
     try:
         text = files.read_bytes(path, _MOST_PLAY).decode("utf-8-sig")
     except UnicodeDecodeError as error:

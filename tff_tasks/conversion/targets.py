@@ -1,4 +1,4 @@
-"""What the file of a benchmark must hold, and how one example becomes a row of it."""
+"""The required contents of a benchmark's file, and the conversion of an example."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
 
 
 class ValueProblem(ValueError):
-    """A value does not do; the text goes on from where it is, as in ": is empty"."""
+    """A value is wrong; the text continues a place, as in ": is empty"."""
 
     def __init__(self, text: str, item: int | None = None):
         super().__init__(text)
@@ -40,7 +40,7 @@ class ValueProblem(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The file of one benchmark.
+    """The file of a benchmark.
 
     Args:
       task_name: the benchmark.
@@ -66,7 +66,7 @@ class Target:
 
     @property
     def features(self) -> Mapping[str, Feature]:
-        """What an example has."""
+        """The features of an example."""
         return task_class(self.task_name).features
 
     @property
@@ -84,14 +84,17 @@ class Target:
         return {}
 
     def text_feature(self) -> str | None:
-        """The feature that a plain text can be; None if it takes more than a text."""
+        """The feature that a plain text can be;
+
+        None if an example needs more than a text.
+        """
         if len(self.features) == 1:
             ((name, feature),) = self.features.items()
             return name if feature.dtype == tf.string else None
         return None
 
     def array(self, name: str, raw: Any) -> np.ndarray | bytes:
-        """One value in the form of the file.
+        """A value in the form of the file.
 
         Args:
           name: the feature.
@@ -99,7 +102,7 @@ class Target:
             of several columns.
 
         Raises:
-          ValueProblem: if it does not do.
+          ValueProblem: if the value is wrong.
         """
         feature = self.features[name]
         if feature.dtype == tf.string:
@@ -122,7 +125,7 @@ class Target:
         return array
 
     def serialize(self, values: Mapping[str, np.ndarray | bytes]) -> bytes:
-        """The row of one example.
+        """The row of an example.
 
         >>> row = Target("shakespeare_character").serialize({"snippets": b"Ay."})
         >>> tf.train.Example.FromString(row).features.feature["snippets"]
@@ -147,7 +150,7 @@ class Target:
         """Checks the values of examples that were read again.
 
         Raises:
-          DataFileError: if one is out of range.
+          DataFileError: if a value is out of range.
         """
         for name, (low, high) in self.ranges.items():
             found = arrays[name]

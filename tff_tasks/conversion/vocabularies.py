@@ -12,7 +12,7 @@ from tff_tasks.conversion.targets import Target
 from tff_tasks.sources import FileSource
 from tff_tasks.vocabulary import TAG_FILE, WORD_FILE
 
-#: What whoever uses them must know.
+#: The notice to users of the vocabularies.
 NOT_PRIVATE = (
     "The vocabularies are exact counts over training clients, made without noise: the "
     "epsilon of a training does not cover them. Where that matters, put public ones in "
@@ -78,7 +78,7 @@ def _ranked(counts: Counter[bytes], path: pathlib.Path) -> list[tuple[str, int]]
         items = [(item.decode(), count) for item, count in counts.items()]
     except UnicodeDecodeError as error:
         raise DataFileError(f"{path}: a word is not in UTF-8: {error}.") from error
-    # Others would be two, or none, when the file is read.
+    # A word with a space would be read as two words, an empty word as none.
     items = [(item, count) for item, count in items if item.split() == [item]]
     if not items:
         raise DataFileError(

@@ -24,8 +24,8 @@ CREATE TABLE client_metadata (
 );
 CREATE TABLE staged.examples (client INTEGER NOT NULL, content BLOB NOT NULL);
 """
-# The file is written under another name first: what is in it after a crash is not
-# looked at, so nothing needs to be undone.
+# The file is written under a temporary name first: its contents after a crash are never
+# read, so nothing needs to be undone.
 _FAST = """
 PRAGMA main.journal_mode = OFF;
 PRAGMA main.synchronous = OFF;
@@ -37,7 +37,7 @@ PRAGMA staged.synchronous = OFF;
 def split_clients(
     client_ids: list[str], shares: Mapping[str, float], seed: int
 ) -> dict[str, str]:
-    """Deals clients to "train" and to others, by a hash of their ids.
+    """Deals clients to "train" and to other purposes, by a hash of their ids.
 
     The order of the clients does not matter. Shares are rounded to whole clients, and
     every purpose gets at least one.
@@ -45,13 +45,13 @@ def split_clients(
     Args:
       client_ids: all clients.
       shares: the share of clients for each purpose but "train", such as "test".
-      seed: another one gives another split.
+      seed: of the split.
 
     Raises:
       DataFileError: if there are too few clients.
 
     >>> split_clients(["ann", "ben", "eve"], {"test": 0.3}, seed=0)
-    {'ben': 'test', 'eve': 'train', 'ann': 'train'}
+    {'ben': 'test', 'ann': 'train', 'eve': 'train'}
     """
     counts = {
         purpose: max(1, round(share * len(client_ids)))
@@ -84,8 +84,8 @@ class _Client:
 class ClientWriter:
     """Collects examples in any order, then writes them client by client.
 
-    Examples go through a second file in the same directory: in memory there is one
-    entry for each client, and no example.
+    Examples go through a second file in the same directory: memory holds an entry for
+    each client, and no example.
 
     Args:
       path: the file to write, which must not exist.
@@ -121,12 +121,12 @@ class ClientWriter:
         return len(self._clients)
 
     def add(self, client_id: str, content: bytes, purpose: str | None = None) -> None:
-        """Adds one example.
+        """Adds an example.
 
         Args:
-          client_id: whose it is.
+          client_id: the example's client.
           content: serialised.
-          purpose: "train" or another that the client is for; None: to be split.
+          purpose: the client's purpose, such as "train"; None: to be split.
 
         Raises:
           DataFileError: if a client has two purposes, or there is no room.
@@ -202,6 +202,6 @@ class ClientWriter:
         return sorted(self._clients.keys() - kept.keys())
 
     def close(self) -> None:
-        """Closes the file, and deletes the second one."""
+        """Closes the file, and deletes the second file."""
         self._connection.close()
         self._staged.unlink(missing_ok=True)

@@ -1,1 +1,1 @@
-"""Random graphs of raw ops: what the proof says of them, beside brute force."""
+"""Random graphs of raw ops: the proof's verdicts compared with brute force."""

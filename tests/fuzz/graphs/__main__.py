@@ -1,6 +1,6 @@
-"""Random graphs of raw ops: what the proof says of them, beside brute force.
+"""Random graphs of raw ops: the proof's verdicts compared with brute force.
 
-`python -m tests.fuzz.graphs --graphs=1000 --seed=7`; one graph again:
+`python -m tests.fuzz.graphs --graphs=1000 --seed=7`; to check a single graph again:
 `python -m tests.fuzz.graphs --one=7-123`.
 """
 
@@ -63,7 +63,7 @@ def _chunk(seed: str, first: int, count: int) -> list[dict]:
 
 
 def report(rows: list[dict]) -> str:
-    """What was proven of the graphs that do not move, and what was wrongly proven."""
+    """Counts the proofs among graphs without an effect, and lists the wrong proofs."""
     still = [r for r in rows if r["moves"] is None]
     still = [r for r in still if r["verdict"] not in ("impossible", "died")]
     proven = [r for r in still if r["verdict"] == "proven"]

@@ -86,14 +86,14 @@ def _pair(draw, a, b):
 
 @step(2)
 def with_earlier(draw, v):
-    """With another tensor of the same shape."""
+    """Combines the tensor with an earlier tensor of the same shape."""
     other = draw.pick(p for p in draw.pool if p.dims == v.dims)
     return v.with_tensor(_pair(draw, v.tensor, other.tensor))
 
 
 @step(2)
 def with_broadcast(draw, v):
-    """With a reduced tensor, or one of fewer axes, aligned by broadcasting."""
+    """Combines the tensor by broadcasting with a tensor of the same or lower rank."""
     other = draw.pick(p for p in draw.pool if 0 < p.rank <= v.rank)
     dims = v.dims[v.rank - other.rank :]
     if any(a != b and b != fixed(1) for a, b in zip(dims, other.dims, strict=True)):
@@ -103,7 +103,7 @@ def with_broadcast(draw, v):
 
 @step(0.6)
 def pairwise(draw, v):
-    """Two axes of the same tensor beside each other."""
+    """Combines two axes of the same tensor, pair by pair."""
     if v.rank > 2:
         raise SkipStep
     other = draw.pick(p for p in draw.pool if p.rank == 1)
@@ -171,7 +171,7 @@ def with_itself(draw, v):
 
 @step(1.5)
 def einsum(draw, v):
-    """A contraction of random axes with parameters, or with the tensor itself."""
+    """A contraction of random axes with parameters, or of the tensor with a copy."""
     if not 1 <= v.rank <= 4:
         raise SkipStep
     letters = "abcdefg"[: v.rank]
@@ -315,7 +315,7 @@ def _number(draw, v, axis):
 
 @step(2.5)
 def merged(draw, v):
-    """Two axes that follow each other become one."""
+    """Merges two adjacent axes."""
     if v.rank < 2:
         raise SkipStep
     axis = draw.random.randrange(v.rank - 1)
@@ -365,7 +365,7 @@ def parted(draw, v):
 
 @step(1)
 def whole_again(draw, v):
-    """In another shape altogether, `[k, -1]` or `[-1, k]`."""
+    """Reshapes to `[k, -1]` or `[-1, k]`, across the old axes."""
     per_row = more = 1
     rows = [d for d in v.dims if not d.fixed]
     if len(rows) != 1 or rows[0].more:
@@ -428,7 +428,7 @@ def pieces(draw, v):
 
 @step(0.8)
 def entries(draw, v):
-    """All of an axis, one by one."""
+    """Takes every entry of an axis on its own."""
     axes = [i for i, d in enumerate(v.dims) if (d.fixed or draw.rows)]
     axes = [i for i in axes if v.dims[i].fixed or draw.chance(0.3)]
     axis = draw.pick(axes)
@@ -494,7 +494,7 @@ def padded(draw, v):
 
 @step(0.8)
 def shifted(draw, v):
-    """Padded in front and cut behind, or the other way round."""
+    """Pads the front of an axis and cuts its end, or the reverse."""
     axis = draw.axis(v)
     paddings = [[0, 0] for _ in v.dims]
     paddings[axis] = [1, 0]

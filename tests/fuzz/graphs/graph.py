@@ -18,23 +18,25 @@ from tfdpclip.gradients.flows.inlining import inline_calls
 from tfdpclip.gradients.loss.loss_parts import take_apart
 from tfdpclip.gradients.proof.isolation_proof import prove
 
-# What is measured is each op's own arithmetic; and it takes a third of the time.
+# The fuzzer measures each op's own arithmetic, so rewrites of the graph are off; a
+# graph then also takes a third of the time.
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 _WEIGHTS = 97
-#: What a record may be: the shapes of a row of it.
+#: The possible shapes of a row of a record.
 _ROW_SHAPES = ([6], [4], [3, 4], [2, 3, 2], [4, 2], [12], [4, 4, 1])
 
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-    """What is known of a graph.
+    """The verdicts on a graph: the proof's and brute force's.
 
     Attributes:
       verdict: "proven", "mixed", "unknown" or "refused"; "impossible" for no graph.
-      moves: how an example reaches another one; None if none was seen to.
-      gap: the type of the first op that keeps it from being proven.
-      detail: the steps, and what was said.
+      moves: how an example moves another example's loss or gradient; None if brute
+        force found no effect.
+      gap: the type of the first op that prevents a proof.
+      detail: the steps, and the text of the verdict.
     """
 
     verdict: str
@@ -49,7 +51,7 @@ class Judgement:
 
 @dataclasses.dataclass
 class _Graph:
-    """A traced loss, and what the proof says of it."""
+    """A traced loss, and the proof's verdict on it."""
 
     function: object = None
     verdict: str = "impossible"
@@ -191,7 +193,7 @@ def hash_of(seed: str) -> int:
 
 
 def _judge(graph: _Graph, loss, weights, each) -> tf.Tensor:
-    """What the proof says, as the engine asks for it; gives the losses `[B]`."""
+    """Asks for the proof's verdict as the engine does; returns the losses, `[B]`."""
     loss = inline_calls(loss)
     handles = [loss.graph.capture(weights.handle)]
     try:

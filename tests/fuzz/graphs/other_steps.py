@@ -11,7 +11,7 @@ from tests.fuzz.graphs.values import SkipStep, Value, fixed
 
 
 def _statistic(draw, v):
-    """A number of all the examples, of one of them, or of none."""
+    """A statistic of all the examples, of a single example, or of none."""
     how = draw.pick(["mean", "largest", "first", "weights"])
     if how == "mean":
         return tf.reduce_mean(v.tensor)
@@ -75,7 +75,7 @@ def loop(draw, v):
 
 @step(0.7)
 def over_time(draw, v):
-    """A loop that reads one entry of an axis at each step and keeps a list."""
+    """A loop that reads an entry of an axis at each step and keeps a list."""
     if v.rank < 2:
         raise SkipStep
     axis = draw.axis(v)
@@ -203,7 +203,7 @@ _GRADIENTS = {
     "by first": lambda dy, x: dy * tf.tanh(tf.reshape(x, [-1])[0]),
     "taken twice": lambda dy, x: tf.gather(dy, [0] * 4) if dy.shape[0] == 4 else dy,
 }
-#: Those that keep the rows of an axis 0 apart, for every batch.
+#: The forms that keep the rows of axis 0 apart, for every batch.
 _SOUND = ("scaled", "clipped", "gated", "where", "by own norm", "in time")
 
 
@@ -436,7 +436,7 @@ def fourier(draw, v):
 
 @step(0.8)
 def by_place(draw, v):
-    """Sums by place, and what data shape."""
+    """Sums by segment or index, and ops whose output shape depends on the data."""
     if not v.rank:
         raise SkipStep
     x, first = v.tensor, v.dims[0]
@@ -471,5 +471,5 @@ def by_place(draw, v):
 
 @step(1)
 def with_rows_of_all(draw, v):
-    """A number of all the examples, or of one, into each."""
+    """Combines each row with a statistic of all the examples, or of one."""
     return v.with_tensor(_pair(draw, v.tensor, _statistic(draw, v)))

@@ -43,7 +43,7 @@ def start(draw: Drawer, batch: tf.SparseTensor) -> Value:
 
 
 def of_dense(function: Callable) -> Callable:
-    """The same function, of a dense batch whose numbers below 0.2 are no entries."""
+    """The same function, given a dense batch; numbers below 0.2 are absent entries."""
 
     def given(x, y, weight):
         places = tf.where(tf.logical_not(x < 0.2))

@@ -1,4 +1,4 @@
-"""Brute force: whether examples reach each other, by other examples in their place."""
+"""Brute force: replaces examples and measures whether the remaining examples move."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Batch:
 
     Attributes:
       arrays: the records.
-      kept: for each example of the first batch, its place in this one; -1 if it is
-        not in it.
+      kept: for each example of the first batch, its place in this batch; -1 if it is
+        absent.
       finite: whether gradients can be summed over it: 0 times NaN is NaN.
     """
 
@@ -42,7 +42,7 @@ def _records(rng, examples, shape):
 
 
 def others(rng: np.random.Generator, batch: Batch, any_size: bool) -> Iterator[Batch]:
-    """Batches with other examples in the place of some, or with others besides."""
+    """Batches with some examples replaced, or with examples added or removed."""
     size = len(batch)
     for kind in ("random", "zero", "large", "huge", "copied", "nan", "all but one"):
         if kind == "all but one" and size > 1:
@@ -91,7 +91,7 @@ def _of_other_sizes(rng, batch):
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a batch gave: losses `[B]`, gradients `[B, P]` and that of all of them."""
+    """A batch's results: losses `[B]`, gradients `[B, P]` and the summed gradient."""
 
     losses: np.ndarray
     gradients: np.ndarray
@@ -123,13 +123,13 @@ def _differ(a: np.ndarray, b: np.ndarray, scale: np.ndarray) -> bool:
 def moves(
     function: Callable, batch: Batch, rng: np.random.Generator, any_size: bool
 ) -> str | None:
-    """How an example reaches another one; None if none was seen to.
+    """How an example moves another example; None if no effect was found.
 
     Args:
       function: gives the losses `[B]`, and the gradient of their sum weighted by the
         last argument.
-      batch: what the function is given first.
-      rng: draws the other batches.
+      batch: the first batch given to the function.
+      rng: draws the changed batches.
       any_size: whether there may be more examples, or fewer.
 
     Raises:
@@ -154,7 +154,8 @@ def moves(
             if new < 0:
                 continue
             pairs = {"loss": (first.losses[old], found.losses[new])}
-            # Where one is not, 0 times it is not, either.
+            # Where a gradient is not finite, 0 times that gradient is not finite
+            # either.
             finite = np.isfinite(first.gradients).all()
             if other.finite and finite and np.isfinite(found.gradients).all():
                 pairs["gradient"] = (first.gradients[old], found.gradients[new])

@@ -55,7 +55,7 @@ class Value:
 
 
 class Drawer:
-    """Draws the steps of one random graph, while it is traced.
+    """Draws the steps of a random graph while the graph is traced.
 
     Args:
       seed: the same seed draws the same graph.
@@ -68,7 +68,8 @@ class Drawer:
         self.rows = rows
         self.weights = weights
         self._used = 0
-        #: How often an axis is drawn that counts no rows, where there is one.
+        #: The probability of an axis that counts no rows, where the tensor has such
+        #: axes.
         self.within = 0.9
         self.pool: list[Value] = []
         #: The names of the steps that were drawn.
@@ -104,7 +105,7 @@ class Drawer:
         return tf.constant(numbers, tf.float32, shape=shape)
 
     def axis(self, value: Value, where: Callable[[Length], bool] = lambda _: True):
-        """One of the axes of a tensor, mostly one that counts no rows."""
+        """Draws an axis of a tensor, mostly an axis that counts no rows."""
         axes = [i for i, length in enumerate(value.dims) if where(length)]
         within = [i for i in axes if value.dims[i].fixed]
         return self.pick(within if within and self.chance(self.within) else axes)

@@ -19,13 +19,14 @@ from tfdpclip._variables import all_unwrapped
 from tfdpclip.gradients.checks.rule_check import RuleCheck
 from tfdpclip.gradients.checks.status import CheckStatus
 from tfdpclip.gradients.errors import LossStructureError
-from tfdpclip.gradients.flows.dataflow import Dataflow, ancestors
+from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.inlining import inline_calls
 from tfdpclip.gradients.forms.base_form import Budget, rows_per_example, rows_where
 from tfdpclip.gradients.forms.perturbation import Perturbation
 from tfdpclip.gradients.forms.records import RecordGradients, column_of
 from tfdpclip.gradients.graph import op_copies
 from tfdpclip.gradients.graph.backward import is_of_own_gradient, own_gradients_marked
+from tfdpclip.gradients.graph.walks import ancestors
 from tfdpclip.gradients.loss import loss_checks, state
 from tfdpclip.gradients.loss.drawn_rows import ExpectedRecords, present_in_graph
 from tfdpclip.gradients.loss.label_checks import convert_each_label

@@ -175,7 +175,7 @@ def test_full_batch():
     )
 
 
-# One of each at least. Who draws clients that come and go has `available_test.py`.
+# At least one instance of every scheme; `available_test.py` is about AvailableClients.
 _DRAWN = [
     sampling.Poisson(0.1),
     sampling.Poisson(0.1, 12, 100),
@@ -194,9 +194,12 @@ _DRAWN = [
 ]
 
 
-def test_every_scheme_is_among_those_that_are_drawn_from():
+def test_every_scheme_has_an_entry_and_a_public_name():
     kinds = {type(scheme) for scheme in _DRAWN} | {sampling.AvailableClients}
-    assert kinds == set(schemes._SCHEMES)
+    missing = set(schemes.known_schemes().values()) - kinds
+    assert not missing, f"add an instance of {missing} to _DRAWN of {__file__}"
+    for name, kind in schemes.known_schemes().items():
+        assert name in sampling.__all__ and getattr(sampling, name) is kind
 
 
 def _draw_too_often(scheme, steps):
@@ -224,20 +227,7 @@ def test_a_scheme_that_draws_more_than_it_says_is_found():
     assert len(_draw_too_often(Thrice(0.1), 2000)) == 100
 
 
-_SCHEMES = [
-    sampling.Poisson(0.1),
-    sampling.Poisson(0.1, 20, 100),
-    sampling.FixedSize(5, 100),
-    sampling.FixedSize(5, 100, replacement=True),
-    sampling.ShuffledEpochs(5, 100),
-    sampling.FullBatch(),
-    sampling.RandomAllocation(20),
-    sampling.RandomAllocation(20, 15, 100),
-    sampling.ThresholdedCounts(1e-7),
-]
-
-
-@pytest.mark.parametrize("scheme", _SCHEMES, ids=repr)
+@pytest.mark.parametrize("scheme", _DRAWN, ids=repr)
 class TestEveryScheme:
     def test_is_public_settings_only(self, scheme):
         assert sampling.from_dict(scheme.to_dict()) == scheme

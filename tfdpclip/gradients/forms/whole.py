@@ -42,7 +42,7 @@ class WholeGradient(RecordGradients):
         perturbation: tuple[float, tf.Tensor] | None = None,
     ):
         self.variables = all_unwrapped(variables)
-        self.isolated = tf.constant(True)
+        self.checks_passed = tf.constant(True)
         found = self._differentiate(loss)
         _refuse_what_others_left(loss, found)
         self._connected = [g is not None for g in found]

@@ -138,6 +138,7 @@ class PerExampleGradients(RecordGradients):
         loss = inline_calls(_in_graph(loss))
         self.variables = _trainable(variables)
         self.handles = [loss.graph.capture(v.handle) for v in self.variables]
+        # A loss that looks at the labels of the batch is changed to look at each label.
         convert_each_label(loss)
         if not isinstance(public_variables, PublicVariables):
             public_variables = PublicVariables(public_variables)
@@ -151,7 +152,7 @@ class PerExampleGradients(RecordGradients):
         planned = (nominal_batch_size or 0) / replicas or _ASSUMED_BATCH
         self._budget = Budget(memory, int(self.flows.batch_size or planned))
         self._find_gradients(loss, scalar_flows)
-        # Stages 5 and 6: norms. `weighted_sum` makes the sums, for a clip rule's weights.
+        # Stages 5 and 6: norms. The sums are made later, from the weights of a clip rule.
         self._measure_norms()
         self._add_perturbation(perturbation)
         self._keep_finite_parts()
@@ -188,6 +189,7 @@ class PerExampleGradients(RecordGradients):
         expected = ExpectedRecords(
             self.parts.batch_size, flows.batch_size, flows.rows_per_example
         )
+        # Which rows are records: as the draw says, if the batch was drawn.
         drawn = present_in_graph(loss.graph, flows.sources, expected)
         self.parts.note_present(drawn)
         self.loss = self.parts.per_example

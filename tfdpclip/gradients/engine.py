@@ -152,7 +152,7 @@ class PerExampleGradients(RecordGradients):
         planned = (nominal_batch_size or 0) / replicas or _ASSUMED_BATCH
         self._budget = Budget(memory, int(self.flows.batch_size or planned))
         self._find_gradients(loss, scalar_flows)
-        # Stages 5 and 6: norms. The sums are made later, from the weights of a clip rule.
+        # Stages 5 and 6: the norms. Sums are made later, from the weights of a rule.
         self._measure_norms()
         self._add_perturbation(perturbation)
         self._keep_finite_parts()

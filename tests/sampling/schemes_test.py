@@ -228,13 +228,19 @@ def test_a_scheme_that_draws_more_than_it_says_is_found():
 
 
 @pytest.mark.parametrize("scheme", _DRAWN, ids=repr)
-class TestEveryScheme:
-    def test_is_public_settings_only(self, scheme):
-        assert sampling.from_dict(scheme.to_dict()) == scheme
-        assert hash(scheme) == hash(sampling.from_dict(scheme.to_dict()))
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            scheme.anything = 1
+def test_a_scheme_is_public_settings_only(scheme):
+    assert sampling.from_dict(scheme.to_dict()) == scheme
+    assert hash(scheme) == hash(sampling.from_dict(scheme.to_dict()))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        scheme.anything = 1
 
+
+# The unit of CappedPoisson is a person, not an example.
+_OF_EXAMPLES = [s for s in _DRAWN if not isinstance(s, sampling.CappedPoisson)]
+
+
+@pytest.mark.parametrize("scheme", _OF_EXAMPLES, ids=repr)
+class TestEveryScheme:
     def test_no_noise_is_not_private(self, scheme):
         assert accounting.epsilon(0.0, 1, scheme, 1e-5) == math.inf
 

@@ -195,9 +195,9 @@ _DRAWN = [
 
 
 def test_every_scheme_has_an_entry_and_a_public_name():
-    kinds = {type(scheme) for scheme in _DRAWN} | {sampling.AvailableClients}
-    missing = set(schemes.known_schemes().values()) - kinds
-    assert not missing, f"add an instance of {missing} to _DRAWN of {__file__}"
+    names = {type(scheme).__name__ for scheme in _DRAWN} | {"AvailableClients"}
+    missing = set(schemes.known_schemes()) - names
+    assert not missing, f"add an instance of {sorted(missing)} to _DRAWN of {__file__}"
     for name, kind in schemes.known_schemes().items():
         assert name in sampling.__all__ and getattr(sampling, name) is kind
 

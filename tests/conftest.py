@@ -107,7 +107,7 @@ def _few_checks(request, monkeypatch):
     engine = sys.modules.get("tfdpclip.gradients.engine")
     if engine is None or request.node.get_closest_marker("every_check"):
         return
-    checked = engine.PerExampleGradients._checked
+    checked = engine.PerExampleGradients._compare_if_due
     unchecked = request.node.get_closest_marker("unchecked")
     unchecked = unchecked or zlib.crc32(request.node.nodeid.encode()) % 8
     # The losses traced so far.
@@ -119,7 +119,7 @@ def _few_checks(request, monkeypatch):
             return checked(self, when, groups)
         return engine.tf.constant(True)
 
-    monkeypatch.setattr(engine.PerExampleGradients, "_checked", once)
+    monkeypatch.setattr(engine.PerExampleGradients, "_compare_if_due", once)
 
 
 @pytest.fixture(autouse=True)

@@ -39,27 +39,8 @@ if TYPE_CHECKING:
     )
     from tfdpclip.noise.runs import CorrelatedNoise
 
-_MODULES = (
-    "accounting",
-    "clipping",
-    "correlated",
-    "diagnostics",
-    "federated",
-    "gradients",
-    "keras",
-    "sampling",
-    "testing",
-    "tuning",
-)
+#: The modules of the names of `__all__`, other than modules and names of `clipping`.
 _HOMES = {
-    "AutomaticClip": "tfdpclip.clipping",
-    "ClipRule": "tfdpclip.clipping",
-    "FixedClip": "tfdpclip.clipping",
-    "LayerwiseClip": "tfdpclip.clipping",
-    "PerSampleAdaptiveClip": "tfdpclip.clipping",
-    "PublicNormClip": "tfdpclip.clipping",
-    "QuantileClip": "tfdpclip.clipping",
-    "ScaledClip": "tfdpclip.clipping",
     "CorrelatedNoise": "tfdpclip.noise.runs",
     "ExampleIsolationError": "tfdpclip.gradients",
     "GradientMismatchError": "tfdpclip.gradients",
@@ -94,11 +75,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name.islower():
         return importlib.import_module(f"tfdpclip.{name}")
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = importlib.import_module(_HOMES.get(name, "tfdpclip.clipping"))
+    return getattr(home, name)
 
 
 def __dir__() -> list[str]:

@@ -6,6 +6,7 @@ from tests.fuzz.__main__ import daily_seed
 from tests.fuzz.graphs.graph import judge
 from tfdpclip.gradients.flows import gradient_flows, op_flows
 from tfdpclip.gradients.flows.flow import Flow
+from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.proof import isolation_proof
 
 GRAPHS = 40
@@ -38,18 +39,17 @@ def _row_by_row(op, output, inputs, batch_size):
 @pytest.mark.slow
 @pytest.mark.parametrize("step, op", [("moved", "ReverseV2"), ("moved", "Roll")])
 def test_a_rule_that_takes_an_op_for_row_by_row_is_found(step, op, monkeypatch):
-    monkeypatch.setitem(op_flows._TRANSFERS, op, _row_by_row)
+    monkeypatch.setitem(op_flows._TABLE, op, _row_by_row)
     assert _is_found("dense", step, within=0.2)
 
 
 def test_a_statistic_that_is_taken_for_public_is_found(monkeypatch):
-    rule = op_flows._reduction
-
-    def public(op, output, inputs, batch_size=None):
-        flow = rule(op, output, inputs)
+    def public(op, output, inputs, batch_size):
+        flow = op_flows._reduction(op, output, inputs, batch_size)
         return Flow() if flow.coupled is not None else flow
 
-    monkeypatch.setattr(op_flows, "_reduction", public)
+    for kind in ops.REDUCTIONS:
+        monkeypatch.setitem(op_flows._TABLE, kind, public)
     assert _is_found("with_rows_of_all")
 
 

@@ -352,7 +352,7 @@ def test_the_peak_of_a_step_stays_far_below_the_batchs_gradients():
 
 def _comparison_of(gradients):
     """The op that compares a step with ordinary gradients."""
-    op = gradients.isolated.op
+    op = gradients.checks_passed.op
     while op.type == "Identity":
         op = op.inputs[0].op
     assert op.type in ("If", "StatelessIf")
@@ -403,7 +403,7 @@ def test_sums_of_weights_that_ask_whether_examples_are_isolated():
     def step(x):
         gradients = PerExampleGradients(squash(x @ w), [w])
         ones = tf.ones_like(gradients.norms)
-        weights = tf.where(gradients.isolated, ones, 0.0)
+        weights = tf.where(gradients.checks_passed, ones, 0.0)
         own = gradients.weighted_sum(weights)[0]
         again = gradients.weighted_sum(ones + 0 * own[0, 0])[0]
         return own, again, gradients.weighted_sum(ones)[0]

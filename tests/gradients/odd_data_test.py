@@ -94,7 +94,7 @@ def test_rounding_refuses_no_step(name):
             loss, model.trainable_variables, check_gradients="always"
         )
         weights = tf.random.uniform(tf.shape(loss))
-        return gradients.isolated, gradients.weighted_sum(weights)
+        return gradients.checks_passed, gradients.weighted_sum(weights)
 
     for number in range(STEPS):
         if number % 250 == 0:

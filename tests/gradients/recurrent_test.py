@@ -20,8 +20,8 @@ from tfdpclip.gradients import (
     clipped_sum,
     per_example_norms,
 )
-from tfdpclip.gradients.flows.dataflow import ancestors
 from tfdpclip.gradients.forms import recurrences
+from tfdpclip.gradients.graph.walks import ancestors
 
 L = tf.keras.layers
 

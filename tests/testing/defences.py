@@ -254,7 +254,7 @@ def outcome_of(finding: Finding, guarded: bool = False) -> str:
         def step(x):
             found = PerExampleGradients(per_example(x), variables)
             proven.append(found.proof.proven)
-            with tf.control_dependencies([found.isolated]):
+            with tf.control_dependencies([found.checks_passed]):
                 return tf.identity(found.norms)
 
         try:

@@ -85,7 +85,9 @@ def test_gradients_one_at_a_time_are_those_of_the_batch(monkeypatch):
     np.testing.assert_allclose(alone, together, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["Relu", "NoSuchOp", "EagerPyFunc", "While", 3])
+@pytest.mark.parametrize(
+    "kind", ["Relu", "CTCLoss", "NoSuchOp", "EagerPyFunc", "While", 3]
+)
 def test_a_statement_about_what_is_known_or_nothing_is_refused(kind):
     with pytest.raises(ValueError, match="kind"):
         op_flow(kind)

@@ -6,7 +6,7 @@ from typing import Any
 
 from tfdpclip import _arguments
 from tfdpclip.accounting import accountants, noise_split, search
-from tfdpclip.sampling import schemes
+from tfdpclip.sampling import poisson, schemes
 
 # The paper's choice for the noise on the unclipped count: a twentieth of the cohort.
 _COUNT_DIVISOR = 20
@@ -168,7 +168,7 @@ def _scheme(sampling: str, cohort: int, population: int) -> Any:
     if cohort > population:
         return None
     if sampling == "poisson":
-        return schemes.Poisson(cohort / population)
+        return poisson.Poisson(cohort / population)
     return schemes.FixedSize(cohort, population)
 
 

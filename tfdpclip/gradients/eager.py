@@ -85,7 +85,7 @@ class EagerGradients(RecordGradients):
         ]
         drawn = drawn_rows.present_in_eager(int(loss.shape[0]))
         self.parts = LossParts(loss, drawn, None, tf.shape(loss)[0])
-        self.isolated = tf.constant(True)
+        self.checks_passed = tf.constant(True)
         self.norms = tf.sqrt(tf.add_n(self._plain_squares()))
         if bool(tf.reduce_any(tf.math.is_nan(self.norms))):
             raise ValueError(not_a_number(self.variables))

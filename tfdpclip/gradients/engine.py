@@ -1,7 +1,20 @@
 """Per-example gradient norms and clipped sums from the loss and the variables alone.
 
-`PerExampleGradients` takes a loss through the packages of `gradients` once; its
-`__init__` is the list of the steps, and the methods follow in the same order.
+`PerExampleGradients` takes a loss through the packages of `gradients` once. Its
+`__init__` lists the seven stages of docs/architecture.md, and the methods follow in the
+same order; behind them are the results that a clip rule asks for (`RecordGradients` of
+`forms/records.py`), and the quantities that the comparison reads.
+
+Objects of further files that are read here:
+
+* `LossParts` (`loss/loss_parts.py`): the losses `[B]`, B, which rows are records
+  (`present`), and the sum of all terms without examples (`shared`).
+* `FoundGradients` (`meetings.py`): `by_form` has the variables with rules, by number;
+  `slow` has the remaining variables, and makes their gradients by a Jacobian or, where
+  the proof ends, one example at a time (`alone`).
+* `Measured` (`forms/base_form.py`): the squared norms of one variable, and the tensors
+  that its weighted sum is made of (`saved`): with zeros in an example's rows, the
+  example adds zeros to the sum.
 """
 
 from __future__ import annotations
@@ -19,13 +32,14 @@ from tfdpclip._variables import all_unwrapped
 from tfdpclip.gradients.checks.rule_check import RuleCheck
 from tfdpclip.gradients.checks.status import CheckStatus
 from tfdpclip.gradients.errors import LossStructureError
-from tfdpclip.gradients.flows.dataflow import Dataflow, ancestors
+from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.inlining import inline_calls
 from tfdpclip.gradients.forms.base_form import Budget, rows_per_example, rows_where
 from tfdpclip.gradients.forms.perturbation import Perturbation
 from tfdpclip.gradients.forms.records import RecordGradients, column_of
 from tfdpclip.gradients.graph import op_copies
 from tfdpclip.gradients.graph.backward import is_of_own_gradient, own_gradients_marked
+from tfdpclip.gradients.graph.walks import ancestors
 from tfdpclip.gradients.loss import loss_checks, state
 from tfdpclip.gradients.loss.drawn_rows import ExpectedRecords, present_in_graph
 from tfdpclip.gradients.loss.label_checks import convert_each_label
@@ -89,6 +103,11 @@ class PerExampleGradients(RecordGradients):
       flows: the analysis of the losses.
       proof: the isolation of the examples, as the graph of the losses proves it.
       norms: `[B]`, before any perturbation.
+      parts: the losses, padding and public terms that the given loss consists of.
+      handles: the handles of the variables in the graph of the loss.
+      state_reads: further variables that the loss or its gradients read.
+      claims: assumptions of rules, for the comparison to test; see `Context`.
+      status: says which step compares, and stores the outcome.
 
     Raises:
       LossStructureError: if the loss cannot be taken apart.
@@ -115,9 +134,11 @@ class PerExampleGradients(RecordGradients):
         rows_per_record = integer("rows_per_record", rows_per_record, 1)
         if nominal_batch_size is not None:
             nominal_batch_size = positive("nominal_batch_size", nominal_batch_size)
+        # Stage 1, the losses of the examples, which needs the dataflow (2) of the loss.
         loss = inline_calls(_in_graph(loss))
         self.variables = _trainable(variables)
         self.handles = [loss.graph.capture(v.handle) for v in self.variables]
+        # A loss that looks at the labels of the batch is changed to look at each label.
         convert_each_label(loss)
         if not isinstance(public_variables, PublicVariables):
             public_variables = PublicVariables(public_variables)
@@ -125,13 +146,17 @@ class PerExampleGradients(RecordGradients):
 
         scalar_flows = self._trace_flows(loss, public, rows_per_record)
         self._take_apart(loss, scalar_flows, nominal_batch_size, replicas)
+        # Stage 2 for the losses, `[B]`, and the proof.
         self._prove_isolation(loss, scalar_flows, public)
+        # Stages 3 and 4: uses, and rules, which give forms.
         planned = (nominal_batch_size or 0) / replicas or _ASSUMED_BATCH
         self._budget = Budget(memory, int(self.flows.batch_size or planned))
         self._find_gradients(loss, scalar_flows)
+        # Stages 5 and 6: the norms. Sums are made later, from the weights of a rule.
         self._measure_norms()
         self._add_perturbation(perturbation)
         self._keep_finite_parts()
+        # Stage 7: the comparison.
         self._compare_gradients(loss.graph, check_gradients, groups)
 
     def _trace_flows(
@@ -164,6 +189,7 @@ class PerExampleGradients(RecordGradients):
         expected = ExpectedRecords(
             self.parts.batch_size, flows.batch_size, flows.rows_per_example
         )
+        # Which rows are records: as the draw says, if the batch was drawn.
         drawn = present_in_graph(loss.graph, flows.sources, expected)
         self.parts.note_present(drawn)
         self.loss = self.parts.per_example
@@ -171,7 +197,7 @@ class PerExampleGradients(RecordGradients):
     def _prove_isolation(
         self, loss: tf.Tensor, scalar_flows: Dataflow, public: Sequence[tf.Tensor]
     ) -> None:
-        """Sets `flows`, `proof` and `state_reads`; refuses losses that mix examples.
+        """Sets `flows` and `proof`; refuses losses that mix examples or read state.
 
         Raises:
           ExampleIsolationError: if the graph shows that examples are combined.
@@ -183,7 +209,8 @@ class PerExampleGradients(RecordGradients):
             public,
             scalar_flows.rows_per_example,
         )
-        self.state_reads = state.find_state_reads(loss, scalar_flows)
+        # Called for its refusals; `_find_gradients` keeps the reads, with later ops.
+        state.find_state_reads(loss, scalar_flows)
         self.proof = prove(self.loss, self.flows)
         loss_checks.check_uncoupled(self.loss, self.flows[self.loss])
         loss_checks.refuse_float16(self.flows)
@@ -193,7 +220,8 @@ class PerExampleGradients(RecordGradients):
     def _find_gradients(self, loss: tf.Tensor, scalar_flows: Dataflow) -> None:
         """Sets `_found`: every variable's gradients, by rules or example by example.
 
-        The ops of the backward pass are then checked like the ops of the loss.
+        The ops of the backward pass are then checked like the ops of the loss; they may
+        read further variables (`state_reads`).
         """
         context = Context(self.flows, self.parts.batch_size)
         arguments = (self.loss, self.variables, self.handles, context, self._budget)
@@ -242,13 +270,13 @@ class PerExampleGradients(RecordGradients):
     def _compare_gradients(
         self, graph: tf.Graph, when: str, groups: Sequence[int] | None
     ) -> None:
-        """Sets `isolated`: a boolean, whether every comparison so far was passed."""
+        """Sets `status`, and `checks_passed`, of this step and all steps before."""
         # The comparison begins at this op, which waits for the sums of the step.
         self._gate: tf.Tensor | None = None
         self.status = CheckStatus(when)
         # The graph of a trace keeps the status of that trace alive.
         graph.add_to_collection("tfdpclip_checks", self.status)
-        self.isolated = self._checked(when, groups)
+        self.checks_passed = self._compare_if_due(when, groups)
 
     @property
     def connected(self) -> list[bool]:
@@ -341,14 +369,14 @@ class PerExampleGradients(RecordGradients):
         if self._gate is None:
             return sums
         here = all(part.graph is self._gate.graph for part in sums)
-        # Sums that are made of `isolated` cannot come before `isolated`.
+        # Sums that are made of `checks_passed` cannot come before it.
         if here and self._gate.op not in ancestors(sums):
             _tf_private.run_after(self._gate.op, [part.op for part in sums])
 
-        def nothing():
+        def zeros():
             return [tf.zeros_like(part) for part in sums]
 
-        return tf.cond(self.isolated, lambda: sums, nothing)
+        return tf.cond(self.checks_passed, lambda: sums, zeros)
 
     def perturbed_sums(
         self, weights: tf.Tensor, assignment: Sequence[int] | None = None
@@ -377,9 +405,9 @@ class PerExampleGradients(RecordGradients):
 
     def _sums(self, columns, finite, only: Sequence[int] | None = None):
         only = range(len(self.variables)) if only is None else only
-        everything = tf.reduce_all(finite)
+        all_finite = tf.reduce_all(finite)
         parts = self._finite_parts
-        saved = iter(self._saved(finite, everything) if parts is None else parts)
+        saved = iter(self._saved(finite, all_finite) if parts is None else parts)
         sums: list = [None] * len(self.variables)
         for i, measured in self._measured.items():
             kept = [next(saved) for _ in measured.saved]
@@ -389,7 +417,7 @@ class PerExampleGradients(RecordGradients):
         if slow is not None and not set(only).isdisjoint(self._found.slow_variables):
             own = [columns[i] for i in self._found.slow_variables]
             found = tf.cond(
-                everything,
+                all_finite,
                 lambda: slow.weighted_sums(own, None),
                 lambda: slow.weighted_sums(own, finite),
             )
@@ -400,7 +428,7 @@ class PerExampleGradients(RecordGradients):
                 sums[i] = tf.zeros(self.variables[i].shape, self.variables[i].dtype)
         return sums
 
-    def _saved(self, finite, everything) -> list[tf.Tensor]:
+    def _saved(self, finite, all_finite) -> list[tf.Tensor]:
         """The tensors behind the sums, with zeros for examples of no finite norm."""
         saved = [
             part
@@ -411,7 +439,7 @@ class PerExampleGradients(RecordGradients):
             return []
         tensors = [tensor for tensor, _ in saved]
 
-        def without():
+        def with_zeros():
             masks = {1: finite}
             kept = []
             for tensor, rows in saved:
@@ -423,8 +451,8 @@ class PerExampleGradients(RecordGradients):
 
         if in_xla():
             # XLA would copy a tensor that passes through a branch unchanged.
-            return without()
-        return tf.cond(everything, lambda: tensors, without)
+            return with_zeros()
+        return tf.cond(all_finite, lambda: tensors, with_zeros)
 
     def unperturbed_sums(
         self, weights: tf.Tensor, only: Sequence[int] | None = None
@@ -446,8 +474,8 @@ class PerExampleGradients(RecordGradients):
         squares: list = [None] * len(self.variables)
         for i, square in zip(self._found.order, self._per_variable, strict=True):
             squares[i] = square
-        nothing = tf.zeros([self.parts.batch_size], tf.float32)
-        return [nothing if square is None else square for square in squares]
+        unused = tf.zeros([self.parts.batch_size], tf.float32)
+        return [unused if square is None else square for square in squares]
 
     def terms_by_variable(self) -> list[tf.Tensor]:
         """The summed squares of the terms of each variable's gradient, `[B]` each.
@@ -461,8 +489,8 @@ class PerExampleGradients(RecordGradients):
                 squares[i] = gradient.part_squares(None)
         return squares
 
-    def where(self, index: int) -> str:
-        """The ops at which a variable meets the batch, for messages."""
+    def describe_uses(self, index: int) -> str:
+        """The ops at which variable `index` meets the batch, for messages."""
         if index in self._found.by_form:
             ops = [use.op for use, _ in self._found.by_form[index].parts]
         else:
@@ -471,12 +499,12 @@ class PerExampleGradients(RecordGradients):
         return "; ".join(named[:3]) or "not used"
 
     def mask(self, values: tf.Tensor) -> tf.Tensor:
-        """`values` with 0 for padding; under XLA, 0 for all if isolation failed.
+        """`values` with 0 for padding; under XLA, 0 for all if a comparison failed.
 
         Args:
           values: `[B]` or `[B, L]`.
         """
-        kept = self.isolated if self._gate is None else tf.constant(True)
+        kept = self.checks_passed if self._gate is None else tf.constant(True)
         present = self.parts.present
         if self.perturbation is not None:
             # Padding without a gradient would become clipped noise of norm C.
@@ -495,12 +523,13 @@ class PerExampleGradients(RecordGradients):
         check_public_gradients(self.parts.shared, present, self.flows)
         return found
 
-    def _checked(self, when: str, groups) -> tf.Tensor:
+    def _compare_if_due(self, when: str, groups) -> tf.Tensor:
         """Whether all comparisons so far, including this step's, were passed."""
         if when == "never":
             return tf.constant(True)
         alone = self._found.alone
         if alone is not None and alone.drawing() is not None:
+            # Each example has random numbers that no ordinary pass can draw again.
             return tf.constant(True)
         check = RuleCheck(self, groups)
         compiled = in_xla()

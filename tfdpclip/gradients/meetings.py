@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
-from tfdpclip.gradients.flows.dataflow import ancestors
 from tfdpclip.gradients.forms.base_form import Budget, Form
 from tfdpclip.gradients.graph import op_copies
 from tfdpclip.gradients.graph.backward import gradients_at, own_gradients
+from tfdpclip.gradients.graph.walks import ancestors
 from tfdpclip.gradients.proof import fallback
 from tfdpclip.gradients.proof.isolation_proof import Proof
 from tfdpclip.gradients.proof.single_examples import ExamplesAlone

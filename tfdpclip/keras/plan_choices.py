@@ -11,7 +11,8 @@ from tfdpclip.accounting.batch_size import BatchSizeAdvice, batch_size_advice
 from tfdpclip.accounting.plan_arguments import MADE_FOR_MOMENTUM
 from tfdpclip.sampling.allocation import RandomAllocation
 from tfdpclip.sampling.base import SamplingScheme
-from tfdpclip.sampling.schemes import FixedSize, FullBatch, Poisson, ShuffledEpochs
+from tfdpclip.sampling.poisson import FullBatch, Poisson
+from tfdpclip.sampling.schemes import FixedSize, ShuffledEpochs
 from tfdpclip.sampling.separated import MinSeparation
 
 #: Sampling schemes by name.

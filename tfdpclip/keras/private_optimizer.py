@@ -125,7 +125,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             public = public_handles(loss.graph, handles, self._public())
             found = find_state_reads(loss, Dataflow([loss], handles, public=public))
             records = WholeGradient(loss, var_list, perturbation)
-            records.isolated = here.constant.check(found)
+            records.checks_passed = here.constant.check(found)
             return records
         with drawn_rows.released():
             records = PerExampleGradients(
@@ -142,8 +142,8 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             )
         self._refuse_other_rows(records.flows.sources)
         self._unsaved.data.claim(loss.graph, records.flows.sources)
-        records.isolated = tf.logical_and(
-            records.isolated, here.constant.check(records.state_reads)
+        records.checks_passed = tf.logical_and(
+            records.checks_passed, here.constant.check(records.state_reads)
         )
         if in_xla():
             # Under XLA the step cannot raise; `finalize_variable_values` does.
@@ -207,7 +207,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
         sums = records.weighted_sum(weights, rule.assignment)
         for part, variable in zip(sums, records.variables, strict=True):
             part.set_shape(variable.shape)
-        bits = tf.where(records.isolated, bits, 0.0)
+        bits = tf.where(records.checks_passed, bits, 0.0)
         return sums, tf.reduce_sum(bits, axis=0), records.shared_gradients()
 
     def _finish(self, gradients, state, sums, counts, shared):

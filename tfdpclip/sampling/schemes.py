@@ -7,18 +7,14 @@ A scheme is a frozen dataclass of public settings; private data is an argument o
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import dp_accounting
 
 from tfdpclip import _arguments, correlated
-from tfdpclip.sampling.allocation import RandomAllocation
-from tfdpclip.sampling.available import AvailableClients
 from tfdpclip.sampling.base import EqualSteps, SamplingScheme
-from tfdpclip.sampling.poisson import CappedPoisson, FullBatch, Poisson
-from tfdpclip.sampling.separated import CyclicPoisson, MinSeparation
-from tfdpclip.sampling.thresholded import ThresholdedCounts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,25 +149,26 @@ def _check_room(scheme: FixedSize | ShuffledEpochs, how: str = "") -> None:
         )
 
 
-_SCHEMES: tuple[type[Any], ...] = (
-    Poisson,
-    CappedPoisson,
-    FixedSize,
-    ShuffledEpochs,
-    FullBatch,
-    MinSeparation,
-    CyclicPoisson,
-    AvailableClients,
-    RandomAllocation,
-    ThresholdedCounts,
-)
+def known_schemes() -> dict[str, type[Any]]:
+    """The schemes of the library, by name: the classes that can be drawn from.
+
+    >>> sorted(known_schemes())[:3]
+    ['AvailableClients', 'CappedPoisson', 'CyclicPoisson']
+    """
+    found, kinds = {}, [SamplingScheme]
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        if kind.__module__.startswith("tfdpclip.") and not inspect.isabstract(kind):
+            found[kind.__name__] = kind
+    return found
 
 
 def from_dict(settings: dict[str, Any]) -> SamplingScheme:
     """Returns the scheme that `SamplingScheme.to_dict` described.
 
-    >>> from_dict(Poisson(0.5).to_dict())
-    Poisson(rate=0.5, capacity=None, population=None)
+    >>> from_dict(FixedSize(5, 100).to_dict())
+    FixedSize(batch_size=5, population=100, replacement=False)
     """
     if not isinstance(settings, Mapping):
         raise ValueError(
@@ -179,11 +176,11 @@ def from_dict(settings: dict[str, Any]) -> SamplingScheme:
         )
     settings = dict(settings)
     name = settings.pop("scheme", None)
-    kinds = {k.__name__: k for k in _SCHEMES}
+    kinds = known_schemes()
     if not isinstance(name, str) or name not in kinds:
         raise ValueError(
             f"Unknown sampling scheme {_arguments.shown(name)} in settings; known: "
-            f"{', '.join(kinds)}."
+            f"{', '.join(sorted(kinds))}."
         )
     try:
         return kinds[name](**settings)

@@ -196,7 +196,10 @@ class RuleCheck:
         message = None
         if not in_xla():
             messages = [said for _, said in claims]
-            places = [(v.name, engine.where(i)) for i, v in enumerate(engine.variables)]
+            places = [
+                (v.name, engine.describe_uses(i))
+                for i, v in enumerate(engine.variables)
+            ]
             for kind in (_wrong_sum, _wrong_norm):
                 messages += [kind(*place) for place in places]
             if not engine.proof.proven:

@@ -12,8 +12,9 @@ The flows of single ops are in files by kind: `op_flows` (the table), `contracti
 Invariant: a flow with axes claims that a row of an example reads only data of that
 example. If the analysis cannot show this claim, the flow is unknown.
 
-To add: an op of a known kind (elementwise, row by row, ...) goes on a list of
-`graph/ops.py`. An op of a new kind needs a function in the file of its kind and an
-entry in `_TRANSFERS` of `op_flows.py`. In both cases, add a case to
-`tests/gradients/lemma_cases.py`.
+To add: put the type of the op on the list of its kind in `graph/ops.py` (elementwise,
+row by row, a reduction, a scan, along the last axis), or into `RULES` of `mixing.py`
+(an op that combines all entries along some axes). An op of another kind needs a
+function in the file of its kind and an entry in `_TABLE` of `op_flows.py`.
+docs/architecture.md, "Add a flow", has all steps.
 """

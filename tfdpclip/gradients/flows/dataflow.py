@@ -34,6 +34,7 @@ from tfdpclip.gradients.graph.known import (
     pinned_to,
     rows_alike,
 )
+from tfdpclip.gradients.graph.walks import ancestors
 
 #: Readers of ops that run functions, by op type. A reader takes an op and the analysis
 #: of the op's graph, and returns the flows of the op's outputs; None if unknown.
@@ -328,7 +329,9 @@ class Dataflow:
             return _public if output.dtype != tf.variant else _unknown
         if op.type == "Const":
             batched = self._batch_shaped(op)
-            uniform = batched and op.outputs[0].shape.rank > 1 and _is_uniform(op)
+            # An initial state has equal entries.
+            uniform = batched and op.outputs[0].shape.rank > 1
+            uniform = uniform and origins.is_uniform(tf.get_static_value(op.outputs[0]))
             uniform = uniform and bool(self._handles)
             is_batch = batched and (not self._any_data or uniform)
             return self._batch if is_batch else _public
@@ -455,23 +458,6 @@ def _has_gradient(op: tf.Operation) -> bool:
     return True
 
 
-def ancestors(outputs, stop=frozenset()) -> list[tf.Operation]:
-    """The ops that `outputs` depend on, inputs first."""
-    order, seen = [], set(stop)
-    stack = [(t.op, False) for t in outputs]
-    while stack:
-        op, done = stack.pop()
-        if done:
-            order.append(op)
-            continue
-        if op in seen:
-            continue
-        seen.add(op)
-        stack.append((op, True))
-        stack.extend((t.op, False) for t in op.inputs if t.op not in seen)
-    return order
-
-
 def _static_length(
     output: tf.Tensor, above: list[tf.Operation], rows: int
 ) -> int | None:
@@ -533,9 +519,3 @@ def same_number(tensor: tf.Tensor) -> tf.Tensor:
     while tensor.op.type in ops.SAME_ENTRIES:
         tensor = tensor.op.inputs[0]
     return tensor
-
-
-def _is_uniform(op: tf.Operation) -> bool:
-    """Whether all entries of a constant are equal, as in an initial state."""
-    value = tf.get_static_value(op.outputs[0])
-    return value is not None and value.size > 0 and bool((value == value.flat[0]).all())

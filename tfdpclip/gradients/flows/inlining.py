@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._devices import in_xla
-from tfdpclip.gradients.flows.dataflow import ancestors
 from tfdpclip.gradients.graph import calls, ops
+from tfdpclip.gradients.graph.walks import ancestors
 
 
 def inline_calls(loss: tf.Tensor) -> tf.Tensor:
@@ -72,7 +72,7 @@ def _copy_call(op: tf.Operation, later: dict) -> dict[int, tf.Tensor]:
     """
     body = calls.body_of(op)
     given = {t.ref(): o for t, o in zip(body.inputs, op.inputs, strict=True)}
-    for inner in calls.ancestors(body):
+    for inner in ancestors(body.outputs):
         for changes, part in enumerate(calls.resources_of(inner)):
             for t in part:
                 outer = given.get(t.ref())

@@ -15,13 +15,14 @@ from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.flows import places
-from tfdpclip.gradients.flows.dataflow import INSIDE, Dataflow, ancestors, same_number
+from tfdpclip.gradients.flows.dataflow import INSIDE, Dataflow, same_number
 from tfdpclip.gradients.flows.flow import DATA, SIZE, Flow
 from tfdpclip.gradients.flows.lists import merge_flows
 from tfdpclip.gradients.flows.sizes import rows_of_length
-from tfdpclip.gradients.graph import calls, ops
+from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.fused import read_call
 from tfdpclip.gradients.graph.known import static_number
+from tfdpclip.gradients.graph.walks import ancestors, before_identities, find_function
 
 _ROUNDS = 12
 _STEPS = "how many steps the loop has for each example"
@@ -115,7 +116,7 @@ def branch_graphs(op: tf.Operation) -> list[tf.Graph] | None:
     names = _FUNCTIONS[op.type](op)
     found = []
     for name in names:
-        function = calls.find_function(op.graph, name)
+        function = find_function(op.graph, name)
         graph = getattr(function, "graph", None)
         if graph is None or not _tf_private.is_function_graph(graph):
             return None
@@ -344,10 +345,8 @@ class BodyFlows(InnerFlows):
 
     def passes_unchanged(self, number: int) -> bool:
         """Whether the loop variable `number` keeps its value at every step."""
-        tensor = self._body.outputs[number]
-        while tensor.op.type == "Identity":
-            tensor = tensor.op.inputs[0]
-        return tensor is self._body.inputs[number]
+        after = before_identities(self._body.outputs[number])
+        return after is self._body.inputs[number]
 
     def invariant(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor of the body has the same value at every step."""

@@ -17,11 +17,11 @@ from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, common_layout
 from tfdpclip.gradients.graph.known import CONSTANT_BY_PLACE, rows_alike
 
 
-def transfer(op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow | None:
-    """The flow of an output; None for an op type without a rule in `RULES`."""
-    rule = RULES.get(op.type)
-    if rule is None or any(t.shape.rank is None for t in op.inputs):
-        return None
+def transfer(op, output, inputs: list[Flow], batch_size) -> Flow:
+    """The flow of an output of an op with a rule in `RULES`."""
+    rule = RULES[op.type]
+    if any(t.shape.rank is None for t in op.inputs):
+        return Flow(DATA, None)
     kept: list[Flow] = []
     counts: set = set()
     for index, flow in enumerate(inputs):

@@ -26,51 +26,29 @@ from tfdpclip.gradients.graph.known import (
 
 def transfer(op, output, inputs, batch_size) -> Flow:
     """The flow of an output of an op with at least one DATA input."""
-    rank = output.shape.rank
     stated = _STATED.get(op.type)
     elementwise = op.type in ops.ELEMENTWISE or stated == "elements"
     by_entry = sparse.transfer(op, output, inputs, elementwise)
     if by_entry is not None:
         return by_entry
-    if op.type in ops.CTC:
-        return sparse.ctc_of_dense_labels(output, inputs)
-    if op.type in ops.DATA_SHAPED:
-        return Flow(DATA, None, coupled=None if _lists_labels(op) else op)
-    if op.type in ops.BY_PLACE:
-        return _by_place(op, output, inputs)
-    if _examples_elsewhere(op, inputs):
-        return Flow(DATA, None)
-    if any(f.kind == DATA and f.axes is None for f in inputs) or rank is None:
-        return Flow(DATA, None)
-    rule = _TRANSFERS.get(op.type)
+    rule = _BY_VALUES.get(op.type)
     if rule is not None:
-        return rule(op, output, inputs, batch_size)
-    if elementwise:
-        return _elementwise(op, output, inputs)
-    combined = mixing.transfer(op, output, inputs)
-    if combined is not None:
-        return combined
-    if op.type in ops.ROW_BY_ROW or stated == "rows":
-        return _first_rows(inputs, _public(op, inputs, _rows_beside(op, output)))
-    if op.type in ops.REDUCTIONS:
-        return _reduction(op, output, inputs)
-    if op.type in ops.LAST_AXIS:
-        return _over_axes(op, inputs[0], [rank - 1])
-    if op.type in ops.SCANS:
-        axis = _constant(op.inputs[1])
-        return (
-            Flow(DATA, None)
-            if axis is None
-            else _over_axes(op, inputs[0], [int(axis) % rank])
-        )
-    return Flow(DATA, None)
+        return rule(op, output, inputs)
+    if _examples_elsewhere(op, inputs) or output.shape.rank is None:
+        return Flow(DATA, None)
+    if any(f.kind == DATA and f.axes is None for f in inputs):
+        return Flow(DATA, None)
+    rule = _TABLE.get(op.type) or _OF_STATEMENTS.get(stated)
+    return Flow(DATA, None) if rule is None else rule(op, output, inputs, batch_size)
 
 
-def _lists_labels(op: tf.Operation) -> bool:
-    """Whether an op may list the labels of each example for a CTC loss, in order."""
-    if op.type != "Where":
-        return False
-    return any(other.type in ops.CTC for other in op.graph.get_operations())
+def _data_shaped(op, output, inputs) -> Flow:
+    """The flow of an op with an output length that the whole batch decides."""
+    # A `Where` may list the labels of each example for a CTC loss, in order.
+    lists_labels = op.type == "Where" and any(
+        other.type in ops.CTC for other in op.graph.get_operations()
+    )
+    return Flow(DATA, None, coupled=None if lists_labels else op)
 
 
 #: Flows that users stated for op types that the table does not know; see `op_flow`.
@@ -122,9 +100,7 @@ def may_be_stated(kind: str) -> bool:
 
 def is_known(kind: str) -> bool:
     """Whether the table has an entry for ops of a type."""
-    lists = (ops.DATA_SHAPED, ops.BY_PLACE, _TRANSFERS, ops.ELEMENTWISE, mixing.RULES)
-    lists += (ops.ROW_BY_ROW, ops.REDUCTIONS, ops.LAST_AXIS, ops.SCANS)
-    return any(kind in listed for listed in lists)
+    return kind in _TABLE or kind in _BY_VALUES
 
 
 def is_stated(kind: str) -> bool:
@@ -286,7 +262,11 @@ def _first_rows(inputs, beside: Sequence[tf.Tensor] = ()) -> Flow:
     return result if alike else dataclasses.replace(result, obstacle=CONSTANT_BY_PLACE)
 
 
-def _elementwise(op, output, inputs) -> Flow:
+def _row_by_row(op, output, inputs, batch_size) -> Flow:
+    return _first_rows(inputs, _public(op, inputs, _rows_beside(op, output)))
+
+
+def _elementwise(op, output, inputs, batch_size) -> Flow:
     rank = output.shape.rank
     if op.type == "Bitcast" and op.inputs[0].dtype.size != output.dtype.size:
         return Flow(DATA, None)
@@ -337,7 +317,7 @@ def _of_one_size(op, tensor, axis: int) -> bool:
     return None in lengths
 
 
-def _reduction(op, output, inputs) -> Flow:
+def _reduction(op, output, inputs, batch_size) -> Flow:
     flow = inputs[0]
     found = known_value(op.inputs[1])
     if flow.kind != DATA or found is None or None in np.reshape(found, -1):
@@ -351,6 +331,17 @@ def _reduction(op, output, inputs) -> Flow:
         left = [a - sum(1 for r in axes if r < a) for a in left]
     rows, even = (flow.rows, flow.even) if left else (None, False)
     return Flow(DATA, tuple(left), rows, flow.minor, coupled=coupled, even=even)
+
+
+def _along_last_axis(op, output, inputs, batch_size) -> Flow:
+    return _over_axes(op, inputs[0], [output.shape.rank - 1])
+
+
+def _scan(op, output, inputs, batch_size) -> Flow:
+    axis = _constant(op.inputs[1])
+    if axis is None:
+        return Flow(DATA, None)
+    return _over_axes(op, inputs[0], [int(axis) % output.shape.rank])
 
 
 def _gather(op, output, inputs, batch_size) -> Flow:
@@ -542,7 +533,23 @@ _READ_FROM = {
     "Conv3DBackpropInputV2": 2,
 }
 
-_TRANSFERS: dict[str, Callable] = {
+#: By op type: `rule(op, output, flows of the inputs)`. The values decide the output's
+#: length or places, so the rules decide also if an input is unknown.
+_BY_VALUES: dict[str, Callable] = {
+    **dict.fromkeys(ops.DATA_SHAPED, _data_shaped),
+    **dict.fromkeys(ops.BY_PLACE, _by_place),
+    **dict.fromkeys(ops.CTC, sparse.ctc_of_dense_labels),
+}
+
+#: By op type: `rule(op, output, flows of the inputs, batch_size)`. All inputs with data
+#: have known axes, and the rank of the output is known.
+_TABLE: dict[str, Callable] = {
+    **dict.fromkeys(ops.ELEMENTWISE, _elementwise),
+    **dict.fromkeys(ops.ROW_BY_ROW, _row_by_row),
+    **dict.fromkeys(ops.REDUCTIONS, _reduction),
+    **dict.fromkeys(ops.LAST_AXIS, _along_last_axis),
+    **dict.fromkeys(ops.SCANS, _scan),
+    **dict.fromkeys(mixing.RULES, mixing.transfer),
     **layouts.RULES,
     **dict.fromkeys(
         """MatrixDiag MatrixDiagV2 MatrixDiagV3 MatrixDiagPart MatrixDiagPartV2
@@ -575,3 +582,6 @@ _TRANSFERS: dict[str, Callable] = {
     "Conv3DBackpropInputV2": _conv_transpose,
     "FusedBatchNormV3": _fused_batch_norm,
 }
+
+#: The rules of the statements that `op_flow` takes.
+_OF_STATEMENTS = {"elements": _elementwise, "rows": _row_by_row}

@@ -415,7 +415,7 @@ def _ctc(op, output, found, inputs):
     return dataclasses.replace(flow, obstacle="") if labels and flow.axes else None
 
 
-def ctc_of_dense_labels(output: tf.Tensor, inputs: list[Flow]) -> Flow:
+def ctc_of_dense_labels(op, output: tf.Tensor, inputs: list[Flow]) -> Flow:
     """The flow of a CTC loss with labels that were listed from an array of labels.
 
     The losses belong to the rows of the logits. It is not known that the labels do, so

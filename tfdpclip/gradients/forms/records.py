@@ -21,12 +21,14 @@ class RecordGradients(abc.ABC):
 
     Attributes:
       variables: the variables.
-      isolated: a scalar boolean, False if records are known to depend on each other.
+      checks_passed: a scalar boolean, False if a check failed in this step or before:
+        the comparison with ordinary gradients, or the check of variables that steps
+        must not change. The sums are then 0.
       perturbation: the noise that is added to each record before clipping, or None.
     """
 
     variables: list[tf.Variable]
-    isolated: tf.Tensor
+    checks_passed: tf.Tensor
     perturbation: Perturbation | None = None
 
     @property
@@ -63,8 +65,8 @@ class RecordGradients(abc.ABC):
         return [None] * len(self.variables)
 
     def mask(self, values: tf.Tensor) -> tf.Tensor:
-        """`values`, `[B]` or `[B, L]`, with 0 for all if isolation failed."""
-        return tf.where(self.isolated, values, tf.zeros_like(values))
+        """`values`, `[B]` or `[B, L]`, with 0 for all if a check failed."""
+        return tf.where(self.checks_passed, values, tf.zeros_like(values))
 
     def record_norms(self, assignment: Sequence[int] | None = None) -> tf.Tensor:
         """The norms that decide the clip, perturbation included.

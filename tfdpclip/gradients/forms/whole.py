@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdpclip._variables import all_unwrapped
-from tfdpclip.gradients.flows.dataflow import ancestors
 from tfdpclip.gradients.forms.base_form import Budget
 from tfdpclip.gradients.forms.perturbation import Perturbation
 from tfdpclip.gradients.forms.records import RecordGradients, column_of
+from tfdpclip.gradients.graph.walks import ancestors
 from tfdpclip.gradients.loss.state import refuse_foreign_state
 
 
@@ -42,7 +42,7 @@ class WholeGradient(RecordGradients):
         perturbation: tuple[float, tf.Tensor] | None = None,
     ):
         self.variables = all_unwrapped(variables)
-        self.isolated = tf.constant(True)
+        self.checks_passed = tf.constant(True)
         found = self._differentiate(loss)
         _refuse_what_others_left(loss, found)
         self._connected = [g is not None for g in found]

@@ -3,8 +3,8 @@
 Comes in: ops and tensors of a `tf.Graph`. Goes out: the list that an op type is on
 (`ops`), the function that a call runs (`calls`), where a value comes from (`origins`),
 values that are known before the step runs (`known`), the number of trips of a loop
-(`trips`), copies of ops (`op_copies`), a backward pass (`backward`), and the fused
-recurrent layers of Keras (`fused`).
+(`trips`), the ops before a tensor (`walks`), copies of ops (`op_copies`), a backward
+pass (`backward`), and the fused recurrent layers of Keras (`fused`).
 
 Invariant: this package changes no op of the loss, with a single exception: `fused`
 replaces the function of a fused call by a function that also returns the gates.

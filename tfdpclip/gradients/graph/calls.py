@@ -10,19 +10,14 @@ import tensorflow as tf
 
 from tfdpclip import _keras_marks, _tf_private
 from tfdpclip.gradients.graph import ops
+from tfdpclip.gradients.graph.walks import (
+    ancestors,
+    find_function,
+    functions_in_attributes,
+)
 
 _READS = ops.READS | ops.TABLE_READS
 _CHECKS = frozenset(["Assert", "NoOp"])
-
-
-def find_function(graph: tf.Graph, name: str | bytes):
-    """The function called `name` that ops of `graph` can call, or None."""
-    while graph is not None:
-        found = _tf_private.function_named(graph, name)
-        if found is not None:
-            return found
-        graph = getattr(graph, "outer_graph", None)
-    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +64,7 @@ def is_fused_layer(op: tf.Operation) -> bool:
 
 def functions_in(op: tf.Operation) -> list:
     """The functions that an op may call, by its attributes or, in TF 1, its type."""
-    names = [op.type]
-    for value in op.node_def.attr.values():
-        if value.HasField("func"):
-            names.append(value.func.name)
-        names.extend(f.name for f in value.list.func)
+    names = [op.type, *functions_in_attributes(op.node_def)]
     found = [find_function(op.graph, name) for name in names]
     return [function for function in found if function is not None]
 
@@ -181,21 +172,6 @@ def resources_of(op: tf.Operation) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     return reads, [t for t in resources if t.ref() not in names]
 
 
-def ancestors(body: Body) -> list[tf.Operation]:
-    """The ops that a function's outputs depend on, inputs first."""
-    order, seen = [], set()
-    stack = [(t.op, False) for t in body.outputs]
-    while stack:
-        op, done = stack.pop()
-        if done:
-            order.append(op)
-        elif op not in seen:
-            seen.add(op)
-            stack.append((op, True))
-            stack.extend((t.op, False) for t in op.inputs)
-    return order
-
-
 def can_be_opened(op: tf.Operation, compiled: bool = False) -> bool:
     """Whether the ops of the function that `op` calls can be copied out of it.
 
@@ -213,7 +189,7 @@ def can_be_opened(op: tf.Operation, compiled: bool = False) -> bool:
     compiled = compiled or is_compiled(op)
     inputs = {t.ref() for t in body.inputs}
     touched = set()
-    for inner in ancestors(body):
+    for inner in ancestors(body.outputs):
         if inner.type == "Placeholder":
             if inner.outputs[0].ref() not in inputs:
                 return False

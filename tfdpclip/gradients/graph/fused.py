@@ -19,8 +19,9 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdpclip import _keras_marks, _tf_private
-from tfdpclip.gradients.graph.calls import find_function, find_replacement
+from tfdpclip.gradients.graph.calls import find_replacement
 from tfdpclip.gradients.graph.op_copies import emitter
+from tfdpclip.gradients.graph.walks import find_function
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -150,6 +151,35 @@ def emitter(op: tf.Operation) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
         return list(copy.outputs)
 
     return emit
+
+
+def emit_in_type(op: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Adds the same op to the current graph, on inputs of a new type."""
+    emit = getattr(tf.raw_ops, op.type)
+    # Some raw ops rename their inputs or attributes, but none reorders them.
+    names = list(inspect.signature(emit).parameters)
+    arguments, position = {}, 0
+    for name, arg in zip(names, op.op_def.input_arg, strict=False):
+        if arg.number_attr or arg.type_list_attr:
+            count = len(op.inputs) - len(op.op_def.input_arg) + 1
+            arguments[name] = inputs[position : position + count]
+            position += count
+        else:
+            arguments[name] = inputs[position]
+            position += 1
+    inferred = {
+        name for arg in op.op_def.input_arg for name in (arg.type_attr, arg.number_attr)
+    }
+    attrs = [
+        attr.name
+        for attr in op.op_def.attr
+        if attr.name not in inferred and not attr.name.startswith("_")
+    ]
+    free = [n for n in names if n not in (*arguments, *attrs, "name")]
+    for attr in attrs:
+        name = attr if attr in names else free.pop(0)
+        arguments[name] = op.get_attr(attr)
+    return tf.nest.flatten(emit(**arguments))
 
 
 def _here(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:

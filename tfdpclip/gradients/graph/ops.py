@@ -240,7 +240,7 @@ VALUELESS = frozenset("ZerosLike OnesLike".split())
 #: Ops that compute each row on axis 0 from the same row of the input.
 ROW_BY_ROW = frozenset(
     """ResizeNearestNeighbor ImageProjectiveTransformV2 ImageProjectiveTransformV3
-    DepthToSpace SpaceToDepth Multinomial StatelessMultinomial""".split()
+    DepthToSpace SpaceToDepth Multinomial""".split()
 )
 
 #: Reductions over the axes in the second input.

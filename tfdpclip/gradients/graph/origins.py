@@ -13,6 +13,11 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip.gradients.graph import ops
+from tfdpclip.gradients.graph.walks import (
+    before_identities,
+    find_function,
+    functions_in_attributes,
+)
 
 # Stateful ops with outputs that depend only on inputs, variables and randomness.
 _HARMLESS = (
@@ -50,11 +55,8 @@ def brings_data(op: tf.Operation) -> bool:
 
 def functions_of(op: tf.Operation) -> list[str]:
     """The names of the functions that an op calls."""
-    names = [op.get_attr(a.name).name for a in op.op_def.attr if a.type == "func"]
-    for attr in op.op_def.attr:
-        if attr.type == "list(func)":
-            names += [function.name for function in op.get_attr(attr.name)]
-    return names
+    calls = any(attr.type in ("func", "list(func)") for attr in op.op_def.attr)
+    return functions_in_attributes(op.node_def) if calls else []
 
 
 def _function_brings_data(graph, name: str) -> bool:
@@ -99,21 +101,16 @@ def definitions(graph, name: str) -> Iterator[_tf_private.FunctionDef | None]:
         for node in definition.node_def if definition is not None else ():
             if definition_of(graph, node.op) is not None:
                 pending.append(node.op)  # A call as of TensorFlow 1.
-            for attr in node.attr.values():
-                if attr.WhichOneof("value") == "func":
-                    pending.append(attr.func.name)
-                pending.extend(f.name for f in attr.list.func)
+            pending += functions_in_attributes(node)
 
 
 def definition_of(graph, name: str) -> _tf_private.FunctionDef | None:
     """The definition of a function that `graph` may call."""
-    while graph is not None:
-        function = _tf_private.function_named(graph, name)
-        if function is not None:
-            found = getattr(function, "cached_definition", None)
-            return found if found is not None else function.definition
-        graph = getattr(graph, "outer_graph", None)
-    return None
+    function = find_function(graph, name)
+    if function is None:
+        return None
+    found = getattr(function, "cached_definition", None)
+    return found if found is not None else function.definition
 
 
 @contextlib.contextmanager
@@ -134,17 +131,12 @@ def writes_publicly(op: tf.Operation) -> bool:
 def first_handle(handle: tf.Tensor) -> tf.Tensor:
     """The origin of a handle, before identities and before loops that pass it on."""
     while True:
+        handle = before_identities(handle)
         op, index = handle.op, handle.value_index
-        if op.type == "Identity":
-            handle = op.inputs[0]
-            continue
         if op.type not in ops.LOOPS:
             return handle
         body = _tf_private.body_of_loop(op)
-        kept = body.outputs[index]
-        while kept.op.type == "Identity":
-            kept = kept.op.inputs[0]
-        if kept is not body.inputs[index]:
+        if before_identities(body.outputs[index]) is not body.inputs[index]:
             return handle
         handle = op.inputs[index]
 
@@ -172,7 +164,7 @@ def is_number(op: tf.Operation) -> bool:
     integers = tensor.dtype.is_integer and tensor.shape.rank <= 1
     if count <= 1 or (integers and count <= _AXES):
         return True
-    return op.type == "Const" and _is_uniform(tf.get_static_value(tensor))
+    return op.type == "Const" and is_uniform(tf.get_static_value(tensor))
 
 
 def large_constant(graph, name: str) -> str | None:
@@ -184,12 +176,13 @@ def large_constant(graph, name: str) -> str | None:
             value = tf.make_ndarray(node.attr["value"].tensor)
             integers = value.dtype.kind in "iu" and value.ndim <= 1
             small = value.size <= 1 or (integers and value.size <= _AXES)
-            if value.dtype.kind in "OSU" or not (small or _is_uniform(value)):
+            if value.dtype.kind in "OSU" or not (small or is_uniform(value)):
                 return node.name
     return None
 
 
-def _is_uniform(value) -> bool:
+def is_uniform(value: np.ndarray | None) -> bool:
+    """Whether all entries of a constant are equal."""
     return value is not None and value.size > 0 and bool(np.all(value == value.flat[0]))
 
 
@@ -241,14 +234,10 @@ def _argument_users(graph, name: str, place: int, seen=()) -> Iterator[str]:
             if node.op not in ops.FIRST_ARGUMENT:
                 yield node.op
                 continue
-            for attr in node.attr.values():
-                called = [f.name for f in attr.list.func]
-                if attr.WhichOneof("value") == "func":
-                    called.append(attr.func.name)
-                for function in called:
-                    yield from _argument_users(
-                        graph, function, index - ops.FIRST_ARGUMENT[node.op], seen
-                    )
+            for function in functions_in_attributes(node):
+                yield from _argument_users(
+                    graph, function, index - ops.FIRST_ARGUMENT[node.op], seen
+                )
 
 
 def _aliases(definition, argument: str) -> set[str]:

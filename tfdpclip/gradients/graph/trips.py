@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip.gradients.graph.known import static_number
+from tfdpclip.gradients.graph.walks import before_identities
 
 
 def counts_steps(op: tf.Operation) -> bool:
@@ -21,19 +22,13 @@ def counts_steps(op: tf.Operation) -> bool:
 
 def _increment(after: tf.Tensor, before: tf.Tensor) -> float | None:
     """The number that each step adds to the scalar `before`; None if unknown."""
-    after = _through(after)
+    after = before_identities(after)
     if after.op.type not in ("AddV2", "Add"):
         return None
-    first, second = map(_through, after.op.inputs)
+    first, second = map(before_identities, after.op.inputs)
     if second is before:
         first, second = second, first
     return static_number(second) if first is before else None
-
-
-def _through(tensor: tf.Tensor) -> tf.Tensor:
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
-    return tensor
 
 
 def count_trips(op: tf.Operation, cond: tf.Graph, body: tf.Graph) -> int | None:
@@ -41,19 +36,19 @@ def count_trips(op: tf.Operation, cond: tf.Graph, body: tf.Graph) -> int | None:
     todo, bounds = [cond.outputs[0]], []
     place = {tensor.ref(): i for i, tensor in enumerate(cond.inputs)}
     while todo:
-        test = _through(todo.pop())
+        test = before_identities(todo.pop())
         if test.op.type == "LogicalAnd":
             todo += test.op.inputs
             continue
         if test.op.type != "Less":
             return None
-        left, right = map(_through, test.op.inputs)
+        left, right = map(before_identities, test.op.inputs)
         number = place.get(left.ref())
         if number is None:
             return None
         if right.ref() in place:
             limit_at = place[right.ref()]
-            if _through(body.outputs[limit_at]) is not body.inputs[limit_at]:
+            if before_identities(body.outputs[limit_at]) is not body.inputs[limit_at]:
                 return None
             right = op.inputs[limit_at]
         limit, first = _number(right), _number(op.inputs[number])

@@ -20,10 +20,10 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip.gradients.errors import LossStructureError
-from tfdpclip.gradients.flows.dataflow import ancestors
 from tfdpclip.gradients.graph import op_copies, ops
 from tfdpclip.gradients.graph.known import known_value
 from tfdpclip.gradients.graph.origins import definition_of
+from tfdpclip.gradients.graph.walks import ancestors
 
 _LENGTH = "length"
 

@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from tfdpclip._docs import see
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
-from tfdpclip.gradients.flows.dataflow import Dataflow, ancestors
+from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA, SIZE, Flow
 from tfdpclip.gradients.flows.slices import axes_cut
 from tfdpclip.gradients.graph import ops, origins
+from tfdpclip.gradients.graph.walks import ancestors
 from tfdpclip.gradients.loss import advice
 
 # The names of the inputs that are seeds, of ops that draw random numbers.

@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from tfdpclip._docs import see
 from tfdpclip.gradients.errors import LossStructureError
-from tfdpclip.gradients.flows.dataflow import Dataflow, ancestors
+from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA
 from tfdpclip.gradients.graph import op_copies, ops, origins
+from tfdpclip.gradients.graph.walks import ancestors
 
 
 def check_public(tensor: tf.Tensor, flows: Dataflow) -> None:

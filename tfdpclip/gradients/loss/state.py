@@ -19,9 +19,10 @@ from tfdpclip._arguments import shown
 from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.gradients.errors import ExampleIsolationError
-from tfdpclip.gradients.flows.dataflow import Dataflow, ancestors
+from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA, PUBLIC
 from tfdpclip.gradients.graph import op_copies, ops, origins
+from tfdpclip.gradients.graph.walks import ancestors
 
 # The name of the attribute with a variable's public copy. After each step the variable
 # is set back to the copy.

@@ -31,10 +31,11 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip.gradients.flows import gradient_flows, op_flows
-from tfdpclip.gradients.flows.dataflow import Dataflow, ancestors
+from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA
 from tfdpclip.gradients.graph import calls, known, ops
 from tfdpclip.gradients.graph.fused import read_call
+from tfdpclip.gradients.graph.walks import ancestors
 from tfdpclip.gradients.loss import size_uses
 
 

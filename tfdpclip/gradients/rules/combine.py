@@ -9,7 +9,6 @@ transformation.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 from collections.abc import Sequence
 
@@ -28,6 +27,7 @@ from tfdpclip.gradients.forms.base_form import (
 )
 from tfdpclip.gradients.forms.lookup import Lookup
 from tfdpclip.gradients.forms.outer import Outer
+from tfdpclip.gradients.graph import op_copies
 from tfdpclip.gradients.rules.tied import tie
 from tfdpclip.gradients.rules.uses import Use
 from tfdpclip.noise import philox
@@ -365,38 +365,6 @@ def _lift(tensor: tf.Tensor, handle: tf.Tensor, done: dict) -> tf.Tensor:
         lifted = tf.cast(tensor, tf.float32)
     else:
         inputs = [_lift(t, handle, done) for t in op.inputs]
-        lifted = _emit_again(op, inputs, tensor)
+        lifted = op_copies.emit_in_type(op, inputs)[tensor.value_index]
     done[tensor.ref()] = lifted
     return lifted
-
-
-def _emit_again(op, inputs, output) -> tf.Tensor:
-    """`op` on inputs of a new type."""
-    emit = getattr(tf.raw_ops, op.type)
-    # Some raw ops rename their inputs or attributes, but none reorders them.
-    names = list(inspect.signature(emit).parameters)
-    arguments, position = {}, 0
-    for name, arg in zip(names, op.op_def.input_arg, strict=False):
-        if arg.number_attr or arg.type_list_attr:
-            count = len(op.inputs) - len(op.op_def.input_arg) + 1
-            arguments[name] = inputs[position : position + count]
-            position += count
-        else:
-            arguments[name] = inputs[position]
-            position += 1
-    inferred = {
-        name for arg in op.op_def.input_arg for name in (arg.type_attr, arg.number_attr)
-    }
-    attrs = [
-        attr.name
-        for attr in op.op_def.attr
-        if attr.name not in inferred and not attr.name.startswith("_")
-    ]
-    free = [n for n in names if n not in (*arguments, *attrs, "name")]
-    for attr in attrs:
-        name = attr if attr in names else free.pop(0)
-        arguments[name] = op.get_attr(attr)
-    result = emit(**arguments)
-    if isinstance(result, (list, tuple)):
-        return result[output.value_index]
-    return result

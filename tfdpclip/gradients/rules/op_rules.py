@@ -17,7 +17,7 @@ from tfdpclip.gradients.forms.base_form import Explicit, first_rows, sum_squares
 from tfdpclip.gradients.forms.convolution import Convolution
 from tfdpclip.gradients.forms.geometry import Geometry
 from tfdpclip.gradients.forms.lookup import Lookup
-from tfdpclip.gradients.graph import ops
+from tfdpclip.gradients.graph import op_copies, ops
 from tfdpclip.gradients.rules.row_lookup import row_lookup
 from tfdpclip.gradients.rules.rule_table import (
     batch_first,
@@ -111,14 +111,12 @@ def _elementwise(use, dz, shape, context):
     copies = tf.tile(
         tf.reshape(in_float(use.param), padded), [rows, *([1] * (rank - 1))]
     )
-    names = [arg.name for arg in use.op.op_def.input_arg]
-    inputs = {
-        name: copies
-        if i == use.index
-        else (tf.stop_gradient(in_float(t)) if t.dtype.is_floating else t)
-        for i, (name, t) in enumerate(zip(names, use.op.inputs, strict=True))
-    }
-    again = getattr(tf.raw_ops, use.op.type)(**inputs)
+    inputs = [
+        tf.stop_gradient(in_float(t)) if t.dtype.is_floating else t
+        for t in use.op.inputs
+    ]
+    inputs[use.index] = copies
+    (again,) = op_copies.emit_in_type(use.op, inputs)
     (gradient,) = tf.gradients(again, copies, grad_ys=dz)
     if gradient is None:
         return None

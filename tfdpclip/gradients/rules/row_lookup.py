@@ -7,6 +7,7 @@ import dataclasses
 import tensorflow as tf
 
 from tfdpclip.gradients.graph import ops
+from tfdpclip.gradients.graph.walks import before_identities
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,7 @@ def row_lookup(op: tf.Operation) -> RowLookup | None:
         rows, ids = tf.unstack(op.inputs[0], num=2, axis=1)
         return RowLookup(rows, ids, op.inputs[1], "sum")
     if op.type in ops.SEGMENT_LOOKUPS:
-        lookup = _through(op.inputs[0]).op
+        lookup = before_identities(op.inputs[0]).op
         if lookup.type not in ops.LOOKUPS:
             return None
         ids = tf.gather(lookup.inputs[1], op.inputs[1])
@@ -81,27 +82,21 @@ def row_lookup(op: tf.Operation) -> RowLookup | None:
         return RowLookup(op.inputs[2], ids, None, combiner)
     if op.type != "SegmentSum":
         return None
-    found, factors = _through(op.inputs[0]), None
+    found, factors = before_identities(op.inputs[0]), None
     if found.op.type == "Mul":
         found, factors = found.op.inputs
-        found = _through(found)
+        found = before_identities(found)
         if factors.shape.rank != found.shape.rank or factors.shape[1:] != [1]:
             return None
     ids = None
     if (
         found.op.type == "GatherV2"
-        and _through(found.op.inputs[0]).op.type in ops.LOOKUPS
+        and before_identities(found.op.inputs[0]).op.type in ops.LOOKUPS
     ):
         ids = found.op.inputs[1]
-        found = _through(found.op.inputs[0])
+        found = before_identities(found.op.inputs[0])
     if found.op.type not in ops.LOOKUPS:
         return None
     looked_up = found.op.inputs[1]
     ids = looked_up if ids is None else tf.gather(looked_up, ids)
     return RowLookup(op.inputs[1], ids, factors, "sum")
-
-
-def _through(tensor: tf.Tensor) -> tf.Tensor:
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
-    return tensor

@@ -144,10 +144,10 @@ def op_rule(*kinds: str) -> Callable[[Callable], Callable]:
     """Teaches the engine the per-example gradient of an op: a decorator.
 
     It is for ops without a rule, which take a vectorised Jacobian, with a warning. The
-    rule is tested like every rule: on the first step, and at random on later steps, the
-    step compares its norms and sums with ordinary backward passes of its own batch, and
-    raises `GradientMismatchError` if the rule is wrong. Register the rule when your
-    module is imported, before anything is traced.
+    rule is tested like every rule: the first step of every trace compares the norms and
+    sums with ordinary backward passes of the step's own batch, and raises
+    `GradientMismatchError` if the rule is wrong. Register the rule when your module is
+    imported, before anything is traced.
 
     Args:
       *kinds: types of TensorFlow's ops, such as ``"Igamma"``: ``tensor.op.type``.

@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._variables import components, unwrapped
 from tfdpclip.gradients.graph import ops
-from tfdpclip.keras.watching.step_search import SKIPPED, Search, node_of
+from tfdpclip.keras.watching.step_search import Search, node_of
 from tfdpclip.keras.watching.weight_watch import UPDATE_MARK
 
 # The origin of a value that records, or the number of drawn records, may have made.
@@ -195,11 +195,12 @@ class _OriginSearch(Search):
 
     def _called(self, node, called: list[str], given: list, chosen: bool) -> Any:
         """The joint origin of the results of the functions that a node calls."""
-        first = SKIPPED.get(node.op, 0)
+        first = ops.FIRST_ARGUMENT.get(node.op, 0)
         arguments = given[first:]
         chosen |= _DATA in given[:first]
         if node.op in ops.LOOPS:
-            return self._looped(*called, arguments, chosen)
+            test, body = (node.attr[name].func.name for name in ("cond", "body"))
+            return self._looped(test, body, arguments, chosen)
         return _joined(
             part for name in called for part in self._within(name, arguments, chosen)
         )

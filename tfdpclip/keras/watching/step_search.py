@@ -13,19 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpclip._variables import components, path_of, unwrapped
+from tfdpclip.gradients.graph import ops
+from tfdpclip.gradients.graph.walks import functions_in_attributes
 from tfdpclip.keras.watching.weight_watch import APPLY_MARK, UPDATE_MARK
-
-# The number of first inputs of a call that are no arguments of the called functions.
-SKIPPED = {"If": 1, "StatelessIf": 1, "Case": 1, "StatelessCase": 1}
-READS = frozenset(
-    (
-        "ReadVariableOp",
-        "ResourceGather",
-        "ResourceGatherNd",
-        "VarIsInitializedOp",
-        "VariableShape",
-    )
-)
 
 
 def find_other_updates(
@@ -121,7 +111,7 @@ class Search:
             variables = [known.get(name) for name in inputs]
             if not any(variable is not None for variable in variables):
                 continue
-            if node.attr[UPDATE_MARK].s == self._identity or node.op in READS:
+            if node.attr[UPDATE_MARK].s == self._identity or node.op in ops.READS:
                 continue
             if node.op == "Identity":
                 known[node.name] = next(v for v in variables if v is not None)
@@ -132,31 +122,16 @@ class Search:
                     what = f"{node.op} {node.name!r} in {where}"
                     self.found.setdefault(id(variable), (variable, what))
                 continue
-            skip = SKIPPED.get(node.op, 0)
             for name in called:
-                self._enter(name, variables[skip:])
+                self._enter(name, arguments_of(node, variables))
 
     def called_by(self, node) -> list[str] | None:
         """The functions that get the node's inputs unchanged, or None."""
         if node.op in self._functions:
             return [node.op]
-        attributes = {
-            "Case": ("branches",),
-            "If": ("then_branch", "else_branch"),
-            "PartitionedCall": ("f",),
-            "StatefulPartitionedCall": ("f",),
-            "StatelessCase": ("branches",),
-            "StatelessIf": ("then_branch", "else_branch"),
-            "StatelessWhile": ("cond", "body"),
-            "While": ("cond", "body"),
-        }.get(node.op)
-        if attributes is None:
+        if node.op not in ops.FIRST_ARGUMENT:
             return None
-        names = []
-        for attribute in attributes:
-            value = node.attr[attribute]
-            names += [value.func.name] if value.func.name else []
-            names += [function.name for function in value.list.func]
+        names = functions_in_attributes(node)
         return names if all(name in self._functions for name in names) else None
 
     def _enter(self, name: str, variables) -> None:
@@ -225,9 +200,9 @@ class _GivenDataSearch(Search):
                 continue
             called = self.called_by(node) or []
             for name in called if variables else ():
-                self._enter(name, given[SKIPPED.get(node.op, 0) :])
+                self._enter(name, arguments_of(node, given))
             own = node.attr[UPDATE_MARK].s == self._identity
-            if of_data and not (called or own or node.op in READS):
+            if of_data and not (called or own or node.op in ops.READS):
                 for variable in variables:
                     self.found.setdefault(id(variable), (variable, node.name))
             if of_data:
@@ -263,12 +238,11 @@ class _DataSearch(Search):
                 self.other = self.other or f"{node.op} {node.name!r} in {where}"
             called = self.called_by(node)
             if called is not None:
-                skip = SKIPPED.get(node.op, 0)
                 for name in called:
-                    self._enter(name, given[skip:])
+                    self._enter(name, arguments_of(node, given))
             else:
                 # The functions may get the node's inputs in another order.
-                for name in _functions_of(node):
+                for name in functions_in_attributes(node):
                     if name in self._functions and name not in self._seen:
                         self._seen.add(name)
                         self.follow(self._functions[name].node_def, {}, name)
@@ -276,9 +250,9 @@ class _DataSearch(Search):
                 known[node.name] = True
 
 
-def _functions_of(node) -> list[str]:
-    found = [value.func.name for value in node.attr.values() if value.func.name]
-    return found + [f.name for v in node.attr.values() for f in v.list.func]
+def arguments_of(node, inputs: list[Any]) -> list[Any]:
+    """The inputs of a node that the functions called by the node get."""
+    return inputs[ops.FIRST_ARGUMENT.get(node.op, 0) :]
 
 
 def node_of(name: str) -> str:
@@ -370,13 +344,13 @@ class _ReadSearch(Search):
             for name in called or ():
                 self._whose = own, applies
                 self._seen.clear()  # An earlier call may have been by the other part.
-                self._enter(name, handles[SKIPPED.get(node.op, 0) :])
+                self._enter(name, arguments_of(node, handles))
                 self._whose = outer
             if called:
                 continue
             if applies:
                 self.read |= given
-            elif not own and node.op not in READS:
+            elif not own and node.op not in ops.READS:
                 self.written |= given
 
 
@@ -461,7 +435,7 @@ class _AlteredDataSearch(Search):
                 # Changed data were reported above, so all data count as unchanged.
                 arguments = [_DATA if isinstance(g, str) else g for g in found]
                 for name in private:
-                    self._within(node, name, arguments[SKIPPED.get(node.op, 0) :])
+                    self._within(node, name, arguments_of(node, arguments))
             if node.op.startswith(("IteratorGetNext", "OptionalGetValue")):
                 known[node.name] = _DATA
             elif handles and node.op == "Identity":
@@ -475,7 +449,7 @@ class _AlteredDataSearch(Search):
                 same |= node.op in _BY_A_CONSTANT and constants.issuperset(others)
                 same &= len(others) < len(inputs) == len(others) + 1
                 if called and not first:
-                    arguments = found[SKIPPED.get(node.op, 0) :]
+                    arguments = arguments_of(node, found)
                     results = [r for f in called for r in self._given_by(f, arguments)]
                     first = next((r for r in results if isinstance(r, str) and r), "")
                     same = not first
@@ -501,7 +475,7 @@ class _AlteredDataSearch(Search):
     def _within(self, node, name: str, arguments: list[Any]) -> None:
         """Searches a function, and the values that a loop hands to its next pass."""
         results = self._given_by(name, arguments)
-        if node.op not in ("While", "StatelessWhile"):
+        if node.op not in ops.LOOPS:
             return
         if name != node.attr["body"].func.name:
             return
@@ -539,5 +513,5 @@ class _UseSearch(Search):
                 self.found[0] = (None, node.name)
                 return
             for name in self.called_by(node) or ():
-                self._enter(name, given[SKIPPED.get(node.op, 0) :])
+                self._enter(name, arguments_of(node, given))
             known[node.name] = _DATA

@@ -39,6 +39,14 @@ except ImportError:  # TensorFlow Federated is an extra.
     pass
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _in_a_folder_of_its_own(tmp_path_factory):
+    """Some of the values are names of folders that a constructor makes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("values"))
+        yield
+
+
 def public_names(module: str) -> list[str]:
     """A module's public names: its `__all__`, or its names without underscore."""
     found = importlib.import_module(module)

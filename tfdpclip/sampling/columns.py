@@ -37,7 +37,7 @@ def as_column(value: Any, name: str) -> np.ndarray:
             f"data: {name} holds NaN. If the model does not replace it, such a record "
             "has a loss of NaN, and a step gives the record no weight. Give a public "
             f"value, np.nan_to_num({name}, nan=0.0), or leave such records out."
-            + see("nan-in-the-data"),
+            + see("one-bad-example"),
             stacklevel=2,
         )
     return column

@@ -23,7 +23,7 @@ TUTORIALS = sorted({*(ROOT / "docs" / "tutorials").glob("*.md")} - {INDEX})
 SLOW = {
     *("audit", "choose", "clipping", "correlated_noise", "data", "federated"),
     *("federated_plays", "fine_tuning", "mnist", "plan", "search_cost", "testing"),
-    *("transfer",),
+    *("transfer", "csv"),
 }
 # Settings to make before TensorFlow is imported, as the page says: TensorFlow counts
 # memory with oneDNN only, which is its default on some processors.

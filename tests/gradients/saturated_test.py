@@ -75,6 +75,42 @@ def test_and_beside_a_saturated_example():
         checked(1.0, far=300.0, share=0.97)
 
 
+def cross_entropy(share=1.0):
+    """Self-checked sums of a logistic model that is sure of half of the examples.
+
+    The gradient of a sure example at its logit, 1 - 1 + e^-z, is e^-z or 0: the order
+    of the sum decides, and is not the same in the step and in the check.
+    """
+    w = tf.Variable([[1.0]])
+    x = np.concatenate([np.linspace(-50, -30, 12), np.linspace(15, 30, 12)])
+    x = x.astype(np.float32)[:, None]
+    norms = outer.Outer.squared_norms
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 1])])
+    def step(x):
+        logits = (x @ w)[:, 0]
+        loss = tf.nn.sigmoid_cross_entropy_with_logits(tf.ones_like(logits), logits)
+        return clipped_sum(loss, [w], FixedClip(1.0), check_gradients="always")[0]
+
+    with mock.patch.object(
+        outer.Outer, "squared_norms", lambda *args: share**2 * norms(*args)
+    ):
+        for _ in range(40):  # Each step compares one example.
+            found = step(x)
+    return found
+
+
+@pytest.mark.slow
+def test_nor_is_a_sure_example_of_a_cross_entropy():
+    assert np.isfinite(cross_entropy()[0]).all()
+
+
+@pytest.mark.slow
+def test_and_a_wrong_norm_beside_sure_examples_is_found():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="GradientMismatchError"):
+        cross_entropy(share=0.97)
+
+
 @pytest.mark.slow
 def test_nor_is_a_saturated_layer_behind_tokens():
     """Data that cannot be nudged: the model's weights are."""

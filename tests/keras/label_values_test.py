@@ -107,6 +107,31 @@ def test_texts_are_refused_for_every_loss_that_takes_numbers(make, loss):
         loss_shapes.refuse_texts(model, batches._drawer.specs)
 
 
+@pytest.mark.parametrize("make", [one_output, Subclass])
+def test_missing_labels_are_refused_before_a_step(make):
+    model = make()
+    model.compile("sgd", "mse")
+    batches = dpc.sampling.Poisson(0.5).batches(X)
+    with pytest.raises(ValueError, match=r"no labels y, .*\(\(x, y\)\).*frame\["):
+        loss_shapes.refuse_missing_labels(model, batches._drawer.specs)
+    labelled = dpc.sampling.Poisson(0.5).batches((X, CLASSES))
+    loss_shapes.refuse_missing_labels(model, labelled._drawer.specs)
+
+
+def test_labels_that_a_step_or_no_loss_needs_may_be_missing():
+    class Autoencoder(Subclass):
+        def train_step(self, data):
+            return super().train_step((data[0], data[0]))
+
+    model = Autoencoder()
+    model.compile("sgd", "mse")
+    specs = dpc.sampling.Poisson(0.5).batches(X)._drawer.specs
+    loss_shapes.refuse_missing_labels(model, specs)
+    model = one_output()
+    model.compile("sgd")
+    loss_shapes.refuse_missing_labels(model, specs)
+
+
 def test_a_loss_that_reads_texts_is_not_refused():
     def length(y, prediction):
         lengths = tf.cast(tf.strings.length(y), tf.float32)

@@ -313,11 +313,175 @@ class TestAnswers:
         assert statistics.vocabulary(table["city"]).tokens == ["Rome"]
 
 
+def gaps(values, kind):
+    pandas = pytest.importorskip("pandas")
+    return pandas.Series(values, dtype=kind)
+
+
+@pytest.mark.parametrize(
+    "values, kind, token",
+    [
+        (["a", None] * 50, "string", "a"),
+        (["a", None] * 50, "category", "a"),
+        ([7, None] * 50, "Int64", 7),
+        (["a", math.nan] * 50, object, "a"),
+    ],
+)
+def test_missing_values_of_any_type_are_no_token(values, kind, token):
+    statistics = made()
+    exact(statistics)
+    assert statistics.vocabulary(gaps(values, kind)).tokens == [token]
+
+
+@pytest.mark.parametrize(
+    "column, words",
+    [
+        ("age", r"values\['age'\] has gaps.*values\['age'\].fillna\("),
+        ("whole", r"values\['whole'\] has gaps.*values\['whole'\].fillna\("),
+        ("city", r"values\['city'\] holds .*Leave .*vocabulary\(values\['city'\]\)"),
+        ("day", r"values\['day'\] holds dates.*\(values\['day'\] - .*timedelta64"),
+    ],
+)
+def test_a_column_without_a_mean_is_named_with_the_line(column, words):
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(
+        {
+            "ok": [1.0, 2.0] * 50,
+            "age": [20, math.nan] * 50,
+            "whole": pandas.array([1, None] * 50, dtype="Int64"),
+            "city": ["Rome", "Oslo"] * 50,
+            "day": pandas.to_datetime(["2020-01-01"] * 100),
+        }
+    )
+    statistics = made()
+    with pytest.raises(ValueError, match=words):
+        statistics.moments(table[["ok", column]], low=0, high=1)
+    with pytest.raises(ValueError, match=r"2 numbers \(values\['ok'\], values\['two"):
+        statistics.moments(table[["ok"]].assign(two=1), low=[0] * 3, high=1)
+    with pytest.raises(ValueError, match=r"one column, got a frame.*\(frame\['ok'\]\)"):
+        statistics.vocabulary(table)
+    assert statistics.left == 1 and not statistics.ledger.phases
+    statistics.moments(table[["ok"]].assign(two=1), low=[0, 0], high=9)
+
+
+class TestPeople:
+    """A person with several rows is one record."""
+
+    def people(self):
+        return made(4, people=[3, 1, 1, 1, 2, 2, 5, 5])
+
+    def test_a_person_adds_the_mean_over_the_rows(self):
+        ids = np.array([3, 1, 1, 1, 2, 2, 5, 5]) + 10 * np.arange(1000)[:, np.newaxis]
+        statistics = made(4000, people=ids.ravel())
+        exact(statistics)
+        values = np.array([0.0, 3, 6, 9, 1, 5, 10, 10])
+        weights = np.array([1, 1 / 3, 1 / 3, 1 / 3, 0.5, 0.5, 0.5, 0.5]) / 4
+        found = statistics.moments(np.tile(values, 1000), low=0, high=10)
+        mean = weights @ values
+        assert found.mean == pytest.approx(mean)
+        assert found.variance == pytest.approx(weights @ values**2 - mean**2)
+
+    @pytest.mark.parametrize("d", [1, 3])
+    def test_all_rows_of_a_person_move_the_sums_by_no_more_than_one_record(self, d):
+        rng = np.random.default_rng(0)
+        for _ in range(20):
+            rows = int(rng.integers(1, 6))
+            values = rng.choice([-50.0, -1, 0, 0.5, 1, 50], size=(rows + 1, d))
+            ids = np.array([0] + [1] * rows)
+            sums = []
+            for kept in (slice(None), slice(0, 1)):
+                own = ids[kept]
+                statistics = made(len(set(own)), people=own)
+                drawn = []
+
+                def release(what, scheme, exact, stddev, drawn=drawn):
+                    drawn.append(exact)
+                    return exact
+
+                statistics._release = release
+                statistics.moments(values[kept], low=-1, high=1)
+                sums.append(drawn[0])
+            assert np.linalg.norm(sums[0] - sums[1]) <= math.sqrt(d) * (1 + 1e-12)
+
+    def test_a_person_counts_once_for_each_of_the_first_k_values(self):
+        values = ["a", "b", "b", "c", "b", "b", "b", "a"]
+        expected = {1: {"a": 1, "b": 3}, 2: {"a": 2, "b": 3, "c": 1}}
+        for k, counts in expected.items():
+            statistics = self.people()
+            seen = []
+            statistics._release = lambda what, scheme, exact, *_, seen=seen: (
+                seen.append(exact),
+                np.full(exact.shape, 1e9),
+            )[1]
+            found = statistics.vocabulary(values, per_record=k)
+            assert sorted(found.tokens) == sorted(counts)
+            assert seen[0].tolist() == [counts[token] for token in sorted(counts)]
+
+    def test_their_cost_is_that_of_records_and_adds_to_a_plan_for_people(self):
+        ids = np.repeat(np.arange(1000), 3)
+        statistics = PrivateStatistics(0.5, DELTA, 1000, 2, people=ids)
+        alone = PrivateStatistics(0.5, DELTA, 1000, 2)
+        assert statistics.noise_multiplier == alone.noise_multiplier
+        statistics.moments(np.ones(3000), low=0, high=2)
+        statistics.vocabulary(["a"] * 3000)
+        assert statistics.epsilon <= 0.5
+        told = dict(examples=1000, batch_size=100, epochs=1, ledger=statistics.ledger)
+        plan = dpc.keras.PrivacyPlan(
+            2.0, DELTA, per_person=2, allow_change=True, **told
+        )
+        assert 1.99 < plan.planned_epsilon <= 2
+        assert statistics.ledger.statement().unit.startswith("one person")
+        assert "of each person" in str(statistics.ledger.statement())
+        plan.batches((np.ones([3000, 2]), np.ones(3000)), people=ids)
+
+    def test_statistics_of_rows_and_a_plan_for_people_name_the_line(self):
+        statistics = made(100)
+        statistics.moments(np.ones(100), low=0, high=1)
+        plan = dpc.keras.PrivacyPlan(
+            2.0,
+            DELTA,
+            examples=50,
+            batch_size=10,
+            epochs=1,
+            per_person=2,
+            ledger=statistics.ledger,
+            allow_change=True,
+        )
+        ids = np.repeat(np.arange(50), 2)
+        batches = plan.batches((np.ones([100, 2]), np.ones(100)), people=ids)
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+        model.compile(plan.optimizer(dpc.keras.DPAdam), "mse")
+        with pytest.raises(
+            PrivacyMismatchError, match=r"PrivateStatistics\(..., people=ids\)"
+        ):
+            model.fit(batches, verbose=0, callbacks=plan.callbacks)
+
+    @pytest.mark.parametrize(
+        "ids, words",
+        [
+            ([1, 2, 3], r"people has 3 people.*PrivateStatistics\(examples=3"),
+            ([1.5, 2.0], "integers or texts"),
+            (["a", "nan"], "missing id"),
+            ("person_id", "one id for each"),
+            (np.ones([2, 1], int), "one id for each"),
+        ],
+    )
+    def test_ids_that_name_no_people_are_refused(self, ids, words):
+        with pytest.raises(ValueError, match=words):
+            made(2, people=ids)
+
+    def test_a_value_for_each_row(self):
+        with pytest.raises(ValueError, match="7 rows, but people has 8"):
+            self.people().moments(np.ones(7), low=0, high=1)
+        with pytest.raises(ValueError, match=r"8 records.*people=ids"):
+            made(4).moments(np.ones(8), low=0, high=1)
+
+
 @pytest.mark.parametrize(
     "call, words",
     [
         (lambda s: s.moments([1.0] * 99, low=0, high=1), "99 records"),
-        (lambda s: s.moments([math.nan] * 100, low=0, high=1), "without NaN"),
+        (lambda s: s.moments([math.nan] * 100, low=0, high=1), "values holds NaN"),
         (lambda s: s.moments(["a"] * 100, low=0, high=1), "values must be an array"),
         (lambda s: s.moments([1.0] * 100, low=1, high=1), "low must be below high"),
         (lambda s: s.moments([1.0] * 100, low=0, high=math.inf), "high must be a fin"),

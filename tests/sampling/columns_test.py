@@ -1,6 +1,8 @@
 """Data in other forms become arrays of numbers or texts, or an error names the fix."""
 
 import datetime
+import re
+import warnings
 
 import numpy as np
 import pytest
@@ -141,7 +143,8 @@ def frames():
     pandas = pytest.importorskip("pandas")
     return pandas.DataFrame(
         {
-            "age": [1.0, np.nan, 3.0],
+            "age": [1.0, 1.5, 3.0],
+            "gap": [1.0, np.nan, 3.0],
             "count": [1, 2, 3],
             "old": [True, False, True],
             "city": ["a", "b", "c"],
@@ -167,7 +170,7 @@ NUMBERS = ["age", "count", "old", "whole"]
 class TestFrames:
     def test_numbers_of_any_type_are_one_array(self):
         x, _, _ = element((frames()[NUMBERS], frames()["whole"]))
-        expected = [[1, 1, 1, 1], [np.nan, 2, 0, 2], [3, 3, 1, 3]]
+        expected = [[1, 1, 1, 1], [1.5, 2, 0, 2], [3, 3, 1, 3]]
         np.testing.assert_array_equal(x, expected)
         assert element(frames()[["old", "count"]])[0].dtype == tf.int64
 
@@ -184,13 +187,18 @@ class TestFrames:
     @pytest.mark.parametrize(
         "columns, match",
         [
-            (["age", "city"], "'city' of x holds texts.*dict.x.*astype..category"),
+            (
+                ["age", "city"],
+                "'city' of x holds texts.*dict.x.*StringLookup.*PrivateStatistics",
+            ),
             (["count", "kind"], "'kind' of x holds texts.*dict.x"),
             (["age", "pixels"], "'pixels' of x holds an array.*dict.x"),
             (["city", "hole"], "x..hole.. has gaps.*astype.object..fillna"),
             (["some"], "x..some.. has gaps.*astype.object..fillna"),
             (["text"], "x..text.. has gaps.*fillna"),
             (["age", "holes"], r"x..holes.. has gaps.*fillna\(0"),
+            (["gap"], r"x..gap.. has gaps.*fillna\(0.*x..gap...to_numpy\(\)"),
+            (["age", "gap", "old"], r"x..gap.. has gaps.*fillna\(0"),
             (["maybe"], r"x..maybe.. has gaps.*fillna\(0"),
             (["age", "day"], "x..day.. holds dates.*timedelta64"),
             (["there"], "x..there.. holds dates"),
@@ -208,14 +216,53 @@ class TestFrames:
 
     def test_the_lines_of_the_errors_work(self):
         x = frames()
-        x["city"] = x["city"].astype("category").cat.codes
+        lookup = tf.keras.layers.StringLookup(vocabulary=["a", "b"])
+        x["city"] = lookup(x["city"].tolist()).numpy()
         x["day"] = (x["day"] - np.datetime64("2020-01-01")) / np.timedelta64(1, "D")
         x["hole"] = x["hole"].astype(object).fillna("")
         x["some"] = x["some"].astype(object).fillna("")
         x["text"] = x["text"].astype(object).fillna("")
         x["holes"] = x["holes"].fillna(0)
+        assert x["city"].tolist() == [1, 2, 0]  # 0 is unknown.
         assert element(x[["city", "day", "holes"]])[0].dtype == tf.float32
         assert element(x[["hole", "some", "text"]])[0].dtype == tf.string
+
+
+class TestNaN:
+    """A record with NaN trains nothing, so whoever gives NaN is told before."""
+
+    @pytest.mark.parametrize("name", ["x", "x['a']", "y"])
+    def test_arrays_with_nan_are_named_with_the_line(self, name):
+        holes, full = np.array([1.0, np.nan, 3.0]), np.ones(3)
+        data = {
+            "x": (holes, full),
+            "x['a']": ({"a": holes, "b": full}, full),
+            "y": (full, holes),
+        }[name]
+        pattern = f"data: {re.escape(name)} holds NaN.*nan_to_num"
+        with pytest.warns(UserWarning, match=pattern) as found:
+            sampling.Poisson(0.5).batches(data)
+        assert len(found) == 1
+
+    def test_a_column_for_a_model_that_reads_nan_is_taken(self):
+        with pytest.warns(UserWarning, match="x holds NaN"):
+            x, _, _ = element((frames()["gap"].to_numpy(), np.ones(3)))
+        assert np.isnan(x).sum() == 1
+
+    @pytest.mark.parametrize(
+        "column", [np.ones(3), np.array([1, 2, 3]), np.array(["nan", "a", "b"])]
+    )
+    def test_without_nan_nothing_is_said(self, column):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            sampling.Poisson(0.5).batches((column, np.ones(3)))
+
+    def test_an_array_on_disk_is_not_read_for_it(self, tmp_path):
+        np.save(tmp_path / "x.npy", np.full(3, np.nan, np.float32))
+        x = np.load(tmp_path / "x.npy", mmap_mode="r")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            sampling.Poisson(0.5).batches((x, np.ones(3)))
 
 
 class TestArrays:

@@ -288,7 +288,9 @@ class Phase:
         if (self.unit == "person") != (new.unit == "person"):
             raise PrivacyMismatchError(
                 "Steps with a person as the unit do not add up with steps of a "
-                f"different unit: unit={self.unit!r} before, {new.unit!r} now."
+                f"different unit: unit={self.unit!r} before, {new.unit!r} now. "
+                "Statistics before a plan with per_person need the same people: "
+                "PrivateStatistics(..., people=ids)."
             )
         before, now = self.settings(), new.settings()
         differing = [name for name in before if before[name] != now[name]]

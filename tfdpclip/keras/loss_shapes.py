@@ -71,6 +71,31 @@ def _misfit(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
     )
 
 
+def refuse_missing_labels(model: Any, specs: Iterable[Any]) -> None:
+    """Raises ValueError if a compiled loss needs labels and batches have none.
+
+    A train_step or a compute_loss of the user may make labels of the inputs.
+
+    Args:
+      model: a compiled model.
+      specs: the element specs (x, y, weights) that the batches may have.
+    """
+    loss = _compat.compiled_loss_of(model)
+    # The spec of None has no type.
+    given = [hasattr(s, "dtype") for _, y, _ in specs for s in tf.nest.flatten(y)]
+    if not loss or not given or any(given):
+        return
+    steps = ("train_step", "compute_loss")
+    if any(getattr(type(model), n) is not getattr(tf.keras.Model, n) for n in steps):
+        return
+    named = "a loss" if tf.nest.is_nested(loss) else f"loss {_named(loss)}"
+    raise ValueError(
+        f"data: there are no labels y, and {named} of the model compares with labels. "
+        "Give a tuple of inputs and labels: plan.batches((x, y)), or of a frame, "
+        "plan.batches((frame[columns], frame['label']))."
+    )
+
+
 def refuse_texts(model: Any, specs: Iterable[Any]) -> None:
     """Raises ValueError for texts where the model or a loss takes numbers.
 

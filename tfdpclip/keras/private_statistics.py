@@ -22,6 +22,8 @@ from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.plan_arguments import check_accountant, check_facts
 from tfdpclip.noise import GaussianNoise
 from tfdpclip.sampling import FullBatch, SamplingScheme, ThresholdedCounts
+from tfdpclip.sampling.columns import GAPS
+from tfdpclip.sampling.people import checked_ids
 
 # The part of delta that the thresholds of all vocabularies may use together.
 _FOR_THRESHOLDS = 0.1
@@ -29,6 +31,8 @@ _FOR_THRESHOLDS = 0.1
 _MOST_PER_RECORD = 10**6
 # With wider bounds, squares overflow.
 _WIDEST = 1e150
+# The largest number of columns in a message.
+_SHOWN = 4
 # The least variance, relative to the square of half the distance of the bounds.
 _LEAST_VARIANCE = 1e-6
 
@@ -96,6 +100,9 @@ class PrivateStatistics(ShownAsText):
       left out, which `tfdpclip.sampling.ThresholdedCounts` accounts for. Neither the
       number of values nor a rare value is released, except with the probability that
       delta covers.
+    * With `people`, a person is a record. `moments` adds the mean of (u, 1 - u^2) over
+      the person's rows, which is no longer than its longest row. `vocabulary` counts
+      the first k different values of all rows of the person.
     * Noise comes from fresh entropy, in float64 and hardened (`GaussianNoise`). The
       rounding of float64 sums is not accounted for.
 
@@ -103,8 +110,10 @@ class PrivateStatistics(ShownAsText):
       epsilon: The budget of these releases.
       delta: In (0, 1 / examples), equal to the delta of the ledger and of a later plan.
         A tenth of delta is reserved for the thresholds of vocabularies.
-      examples: Number of records, which is public.
+      examples: Number of records, which is public; of people, with `people`.
       releases: The total number of calls of `moments` and `vocabulary`.
+      people: The person of each row, integers or texts: people are the records, for a
+        plan with `per_person`.
       ledger: A `Ledger`, or the path of its file; in memory by default.
       accountant: `"pld"` or `"rdp"`; the ledger's.
 
@@ -133,12 +142,17 @@ class PrivateStatistics(ShownAsText):
         examples: int,
         releases: int,
         *,
+        people: Any = None,
         ledger: Ledger | str | os.PathLike[str] | None = None,
         accountant: str = "pld",
     ):
         self._epsilon, self._delta, self._examples = check_facts(
             epsilon, delta, "examples", examples
         )
+        self._owners = None
+        self._unit, self._record = "example", "record"
+        if people is not None:
+            self._own(people)
         self.left = self._releases = _arguments.integer("releases", releases, 1)
         check_accountant(accountant)
         self.ledger = Ledger.open(ledger, self._delta, accountant)
@@ -152,6 +166,20 @@ class PrivateStatistics(ShownAsText):
         self._noise = GaussianNoise(hardened=True)
         self._released: list[tuple[str, dp_accounting.DpEvent]] = []
 
+    def _own(self, people: Any) -> None:
+        """Takes the person of each row."""
+        self._unit, self._record = "person", "person"
+        ids = checked_ids(people)
+        _, owners, counts = np.unique(ids, return_inverse=True, return_counts=True)
+        if len(counts) != self._examples:
+            raise ValueError(
+                f"people has {len(counts)} people, and examples counts people: "
+                f"PrivateStatistics(examples={len(counts)}, ...)."
+            )
+        owners = np.reshape(owners, -1)
+        # The person of each row, and the number of rows of that person.
+        self._owners, self._rows = owners.tolist(), counts[owners]
+
     @property
     def epsilon(self) -> float:
         """The epsilon of these releases alone, at the ledger's delta."""
@@ -163,7 +191,8 @@ class PrivateStatistics(ShownAsText):
         """The mean and the variance of each column, within bounds.
 
         Args:
-          values: `[examples]`, or `[examples, d]` for d columns in one release.
+          values: `[examples]`, or `[examples, d]` for d columns in one release, such as
+            columns of a frame; a row for each row of `people`, if given.
           low: The least value, public: a number, or a number for each column. Smaller
             data are raised to it.
           high: The largest value.
@@ -175,12 +204,11 @@ class PrivateStatistics(ShownAsText):
           ValueError: If the data are not `examples` numbers (for NaN, fill in a public
             value), the bounds are not in order, or no release is left.
         """
-        columns = _numbers(values)
+        columns, names = _numbers(values)
         self._check_count(len(columns))
         shape = columns.shape[1:]
-        low, high = (
-            _bound(name, value, shape) for name, value in (("low", low), ("high", high))
-        )
+        low = _bound("low", low, shape, names)
+        high = _bound("high", high, shape, names)
         if not np.all(low < high):
             raise ValueError(
                 f"low must be below high in every column, got {low.tolist()} and "
@@ -188,7 +216,10 @@ class PrivateStatistics(ShownAsText):
             )
         middle, half = (low + high) / 2, (high - low) / 2
         scaled = np.clip((columns - middle) / half, -1.0, 1.0)
-        sums = np.stack([scaled.sum(axis=0), (1 - scaled**2).sum(axis=0)])
+        scaled = np.stack([scaled, 1 - scaled**2], axis=1)
+        if self._owners is not None:
+            scaled /= np.reshape(self._rows, [-1, *([1] * (scaled.ndim - 1))])
+        sums = scaled.sum(axis=0)
         count = math.prod(shape)
         of = f"{count} columns" if shape else "a column"
         stddev = self.noise_multiplier * math.sqrt(count)
@@ -205,8 +236,9 @@ class PrivateStatistics(ShownAsText):
         """The values that many records have.
 
         Args:
-          values: For each record a string or a whole number, or several of them (a list
-            of words, for instance). None stands for no value.
+          values: For each record, or row of `people`, a string or a whole number, or
+            several of them (a list of words, for instance). None, NaN and NA stand for
+            no value.
           per_record: k: how many different values of a record count, the first ones.
             A larger k needs more noise: sqrt(k) times.
           most: The largest number of values to return, the most frequent first; None
@@ -224,10 +256,19 @@ class PrivateStatistics(ShownAsText):
             most = _arguments.integer("most", most, 1)
         counts: dict[Any, int] = {}
         records = _records(values)
-        for record in records:
-            for token in list(dict.fromkeys(_tokens(record)))[:k]:
-                counts[token] = counts.get(token, 0) + 1
         self._check_count(len(records))
+        owners = range(len(records)) if self._owners is None else self._owners
+        # The first k different values of each record, over all its rows.
+        found: dict[int, dict[Any, None]] = {}
+        for owner, record in zip(owners, records, strict=True):
+            own = found.setdefault(owner, {})
+            for token in _tokens(record):
+                if len(own) == k:
+                    break
+                own[token] = None
+        for own in found.values():
+            for token in own:
+                counts[token] = counts.get(token, 0) + 1
         if len({type(token) for token in counts}) > 1:
             raise ValueError(
                 "values must be all strings or all whole numbers, got both. For "
@@ -239,7 +280,7 @@ class PrivateStatistics(ShownAsText):
         threshold = threshold_of(stddev, k, share)
         of = "one value" if k == 1 else f"up to {k} values"
         noised = self._release(
-            f"vocabulary of {of} of each record",
+            f"vocabulary of {of} of each {self._record}",
             ThresholdedCounts(share),
             np.array([counts[token] for token in tokens], np.float64),
             stddev,
@@ -260,10 +301,16 @@ class PrivateStatistics(ShownAsText):
                 + see("a-spent-budget")
             )
         z = self.noise_multiplier
-        event = scheme.event(z, 1)
+        event = scheme.event(z, 1, unit=self._unit)
         alone = event_epsilon(event, self._delta, self.ledger.accountant)
         clip = f"{what} (epsilon {alone:.3g} by itself)"
-        self.ledger.begin(noise_multiplier=z, sampling=scheme, clip=clip, change=True)
+        self.ledger.begin(
+            noise_multiplier=z,
+            sampling=scheme,
+            clip=clip,
+            unit=self._unit,
+            change=True,
+        )
         self.left -= 1
         with self.ledger.step():
             self._released.append((what, event))
@@ -271,10 +318,16 @@ class PrivateStatistics(ShownAsText):
             return exact + drawn.numpy()
 
     def _check_count(self, found: int) -> None:
-        if found != self._examples:
+        if self._owners is not None and found != len(self._owners):
+            raise ValueError(
+                f"values has {found} rows, but people has {len(self._owners)}: give a "
+                "value for each row."
+            )
+        if self._owners is None and found != self._examples:
             raise ValueError(
                 f"values has {found} records, but examples={self._examples}: give one "
-                "value, or one list of values, for each example."
+                "value, or one list of values, for each example. For several rows of "
+                "a person: PrivateStatistics(..., people=ids)."
             )
 
     def __str__(self) -> str:
@@ -300,27 +353,75 @@ def threshold_of(stddev: float, per_record: int, delta: float) -> float:
     return 1 + stddev * float(stats.norm.isf(-math.expm1(-delta / per_record)))
 
 
-def _numbers(values: Any) -> np.ndarray:
-    found = _arguments.floats("values", values)
-    if found.ndim not in (1, 2) or np.isnan(found).any():
-        raise ValueError(
-            "values must be numbers, one or a row for each example, without NaN. For "
-            "missing values, fill in a public value: np.nan_to_num(values, nan=40.0)."
-        )
-    return found
+def _numbers(values: Any) -> tuple[np.ndarray, list[str]]:
+    """`[n]` or `[n, d]` numbers, and the names of the d columns for messages."""
+    if not hasattr(values, "iloc"):
+        found = _arguments.floats("values", values)
+        if found.ndim not in (1, 2):
+            raise ValueError(
+                "values must be numbers, one or a row for each example, got shape "
+                f"{list(found.shape)}."
+            )
+        names = [f"values[:, {i}]" for i in range(math.prod(found.shape[1:]))]
+        missing = np.flatnonzero(np.isnan(found).any(axis=0))
+        if len(missing):
+            name = names[missing[0]] if found.ndim > 1 else "values"
+            raise ValueError(
+                f"{name} holds NaN. For missing values, fill in a public value: "
+                f"np.nan_to_num({name}, nan=40.0)."
+            )
+        return found, names
+    if not hasattr(values, "columns"):
+        return _numbers_of_series(values, "values"), ["values"]
+    names = [f"values[{label!r}]" for label in values.columns]
+    columns = [values.iloc[:, place] for place in range(len(names))]
+    return np.stack(list(map(_numbers_of_series, columns, names)), axis=1), names
 
 
-def _bound(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
-    found = _arguments.floats(name, value)
-    if not (np.abs(found) < _WIDEST).all() or found.shape not in ((), shape):
+def _numbers_of_series(series: Any, name: str) -> np.ndarray:
+    """The numbers of a column of pandas."""
+    kind = getattr(series.dtype, "kind", "O")
+    if kind in "Mm":
         raise ValueError(
-            f"{name} must be a finite number, or one number for each column, below "
-            f"{_WIDEST:g}, got {_arguments.shown(value)}."
+            f"{name} holds dates or times, and moments takes numbers. Give days since "
+            f"a public day: ({name} - np.datetime64('2020-01-01')) / "
+            "np.timedelta64(1, 'D')."
         )
-    return np.broadcast_to(found, shape)
+    if kind in "iufb":
+        if series.isna().any():
+            raise ValueError(
+                f"{name} has gaps. Fill in a public value: {name}.fillna(40.0)."
+            )
+        return series.to_numpy(np.float64)
+    raise ValueError(
+        f"{name} holds {series.dtype}, and moments takes numbers. Leave {name} out, or "
+        f"write pandas.to_numeric({name}); for categories, "
+        f"statistics.vocabulary({name})."
+    )
+
+
+def _bound(name: str, value: Any, shape: tuple[int, ...], of: list[str]) -> np.ndarray:
+    with contextlib.suppress(ValueError):
+        found = _arguments.floats(name, value)
+        if (np.abs(found) < _WIDEST).all() and found.shape in ((), shape):
+            return np.broadcast_to(found, shape)
+    each = ""
+    if shape:
+        each = f", or a list of {len(of)} numbers ({', '.join(of[:_SHOWN])}"
+        each += ", ...)" if len(of) > _SHOWN else ")"
+    raise ValueError(
+        f"{name} must be a finite number{each}, below {_WIDEST:g}, got "
+        f"{_arguments.shown(value)}."
+    )
 
 
 def _records(values: Any) -> list[Any]:
+    if hasattr(values, "iloc") and hasattr(values, "columns"):
+        column = f"[{values.columns[0]!r}]" if len(values.columns) else ""
+        raise ValueError(
+            "values must be one column, got a frame. Release each column by itself: "
+            f"statistics.vocabulary(frame{column})."
+        )
     if isinstance(values, tf.Tensor):
         values = values.numpy()
     with contextlib.suppress(TypeError, ValueError):  # An array may have no axes.
@@ -343,7 +444,8 @@ def _tokens(record: Any) -> Iterator[Any]:
             value = value.item()
         if isinstance(value, bytes):
             value = value.decode("utf-8")
-        if value is None or value != value:
+        # NA of pandas has no truth value.
+        if type(value).__name__ in GAPS or value != value:
             continue
         if isinstance(value, bool) or not isinstance(value, (str, int)):
             raise ValueError(

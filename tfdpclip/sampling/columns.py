@@ -6,17 +6,20 @@ Each error names the array by its place in the data, and shows the line to write
 from __future__ import annotations
 
 import datetime
+import warnings
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip._docs import see
 from tfdpclip.sampling.row_weights import names
 
 _TEXTS = (str, bytes)
 _NUMBERS = (bool, int, float, np.number, np.bool_)
 _DATES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64)
-_GAPS = ("NoneType", "NAType", "NaTType")
+# The names of the types of missing values.
+GAPS = ("NoneType", "NAType", "NaTType")
 # The largest number of types, or fields, in a message.
 _SHOWN = 3
 
@@ -27,6 +30,15 @@ def as_column(value: Any, name: str) -> np.ndarray:
     if column.ndim == 0:
         raise ValueError(
             f"data: {name} must be arrays with one row per record, got a scalar."
+        )
+    # An array on disk is not read as a whole.
+    if not isinstance(value, np.memmap) and _holds_nan(column):
+        warnings.warn(
+            f"data: {name} holds NaN. If the model does not replace it, such a record "
+            "has a loss of NaN, and a step gives the record no weight. Give a public "
+            f"value, np.nan_to_num({name}, nan=0.0), or leave such records out."
+            + see("one-bad-example"),
+            stacklevel=2,
         )
     return column
 
@@ -75,6 +87,11 @@ def as_array(value: Any, name: str) -> np.ndarray:
     except (TypeError, ValueError) as error:
         raise _several_lengths(name) from error
     return _canonical(array, name)
+
+
+def _holds_nan(array: np.ndarray) -> bool:
+    # The least of numbers with a NaN is NaN; no second array is made.
+    return array.dtype.kind == "f" and array.size > 0 and bool(np.isnan(array.min()))
 
 
 def blank(rows: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -213,7 +230,7 @@ def _of_objects(array: np.ndarray, name: str) -> np.ndarray:
                 f"[str(number) for number in {name}], or {name}.astype('float32')."
             )
         return _canonical(found, name)
-    missing = {kind for kind in kinds if kind.__name__ in _GAPS}
+    missing = {kind for kind in kinds if kind.__name__ in GAPS}
     rest = kinds - missing
     if all(issubclass(kind, (*_TEXTS, float)) for kind in rest):
         numbers = {value for value in flat if isinstance(value, float)}
@@ -265,7 +282,7 @@ def _of_frame(frame: Any, name: str) -> np.ndarray:
     """One array of the columns of a frame, all of numbers or all of texts."""
     if all(getattr(dtype, "kind", "O") in "iuf" for dtype in frame.dtypes):
         found = np.asarray(frame)
-        if found.dtype.kind != "O":
+        if found.dtype.kind != "O" and not _holds_nan(found):
             return _canonical(found, name)
     columns = [
         as_array(frame.iloc[:, place], f"{name}[{label!r}]")
@@ -278,8 +295,9 @@ def _of_frame(frame: Any, name: str) -> np.ndarray:
         raise ValueError(
             f"data: column {label!r} of {name} holds texts and further columns hold "
             f"numbers, and one array has one type. Give dict({name}) for a model with "
-            f"an input for each column; or numbers, {name}[{label!r}] = "
-            f"{name}[{label!r}].astype('category').cat.codes."
+            f"an input for each column; or numbers, {name}[{label!r}] = lookup({name}"
+            f"[{label!r}].tolist()).numpy(), with lookup = tf.keras.layers.StringLookup"
+            "(vocabulary=...), public or of PrivateStatistics."
         )
     wide = [column.ndim > 1 for column in columns]
     if any(wide):
@@ -293,14 +311,17 @@ def _of_frame(frame: Any, name: str) -> np.ndarray:
 
 
 def _refuse_gaps(series: Any, name: str) -> None:
-    """Refuses a column of pandas with gaps, unless the type is float (gaps are NaN)."""
+    """Refuses a column of pandas with gaps."""
     kind = getattr(series.dtype, "kind", "O")
-    if kind in "fc" or not series.isna().any():
+    if not series.isna().any():
         return
     if kind in "Mm":
         raise _dates(name)
-    fill = ".fillna(0)" if kind in "iub" else ".astype(object).fillna('')"
-    raise ValueError(_gaps(name, f"{name}{fill}"))
+    fill = ".fillna(0)" if kind in "iubfc" else ".astype(object).fillna('')"
+    told = _gaps(name, f"{name}{fill}")
+    if kind == "f":
+        told += f" For a model that reads NaN, write {name}.to_numpy()."
+    raise ValueError(told)
 
 
 def _gaps(name: str, line: str) -> str:

@@ -43,7 +43,7 @@ class People(Source):
         self._examples = source
         self.draws_rows = True
         self.rows_each = _arguments.integer("per_person", per_person, 1, MOST_ROWS)
-        self.ids = _checked(ids, source.size)
+        self.ids = checked_ids(ids, source.size)
         names, owners, counts = np.unique(
             self.ids, return_inverse=True, return_counts=True
         )
@@ -137,7 +137,7 @@ class CappedExamples(Source):
         self, source: Source, ids: Any, per_person: int, rng: np.random.Generator
     ):
         self._examples = source
-        self._ids = _checked(ids, source.size)
+        self._ids = checked_ids(ids, source.size)
         _, owners, counts = np.unique(
             self._ids, return_inverse=True, return_counts=True
         )
@@ -170,8 +170,16 @@ _UNKNOWN = ("", "nan", "NaN", "None", "<NA>", "NaT", "null")
 _MISSING = {*_UNKNOWN, *(name.encode() for name in _UNKNOWN)}
 
 
-def _checked(ids: Any, size: int) -> np.ndarray:
-    """The ids, one for each example, copied from the caller's array."""
+def checked_ids(ids: Any, size: int | None = None) -> np.ndarray:
+    """The ids, one for each example, copied from the caller's array.
+
+    Args:
+      ids: integers or texts, in a list, an array or a column.
+      size: the number of examples, if known.
+
+    Raises:
+      ValueError: if ids are not integers or texts, one for each example.
+    """
     # From a list, NumPy would make texts of all ids, of a missing id as well.
     listed = isinstance(ids, (list, tuple))
     found = np.array(ids, dtype=object if listed else None)
@@ -183,10 +191,13 @@ def _checked(ids: Any, size: int) -> np.ndarray:
                 "people must be integers below 2**63, if in a list, or texts: "
                 "[str(name) for name in ids]." + see("records-of-several-rows")
             ) from None
+    if size is None and found.ndim == 1:
+        size = len(found)
     if found.shape != (size,):
         name = f"{_arguments.shown(ids)} of " if isinstance(ids, str) else ""
         raise ValueError(
-            f"people must have one id for each of the {size} examples, [{size}], got "
+            f"people must have one id for each of the {size or 'n'} examples, "
+            f"[{size or 'n'}], got "
             f"{name}shape {list(found.shape)}: scheme.batches((x, y), "
             "people=frame['user'], per_person=8)." + see("records-of-several-rows")
         )

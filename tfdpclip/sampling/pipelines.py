@@ -195,7 +195,8 @@ def _through(kind: str) -> ValueError:
         "hold several records, or a record may repeat, and clipping and "
         "accounting would be wrong. Leave batch, shuffle and repeat to the "
         "scheme; give tf.keras.utils.*_dataset_from_directory "
-        "batch_size=None and shuffle=False." + see("rows-that-are-not-records")
+        "batch_size=None and shuffle=False; read a CSV file by pandas.read_csv."
+        + see("rows-that-are-not-records")
     )
 
 

@@ -169,7 +169,7 @@ def _every_difference(check: RuleCheck, records: Any) -> Differences:
     )
     worst = [tf.reduce_max(part, axis=0) for part in (own, norms, total, excess)]
     own, norms, total, excess = worst
-    compared = whole & tf.reduce_all(shows)
+    compared = whole & tf.reduce_any(shows)
     return Differences(tf.maximum(sums, own), norms, total, excess, compared)
 
 

@@ -55,6 +55,10 @@ TOLERANCE, COARSE_TOLERANCE = 1e-2, 0.1
 # together, and to the terms that an example's gradient is the sum of. A gradient of
 # pure rounding errors (of the key bias of attention, for example) has no right value.
 _ROUNDING, _COARSE_ROUNDING = 1e-4, 1e-2
+# The same for terms that cancel in the gradient of the loss, before the variables: the
+# gradient of a saturated cross-entropy, sigmoid(z) - 1, is 0 or 1e-10 by the order of
+# the sum. Relative to the largest norm of the batch, whose terms do not cancel.
+_CANCELLED, _COARSE_CANCELLED = 1e-5, 1e-2
 # In types below float32, an ordinary backward pass loses the sum of more examples.
 _FEW = 8
 # One of so many examples has the weight 0, and one at least.
@@ -270,7 +274,7 @@ class RuleCheck:
 
         Returns:
           `norms`, `groups` and `excess` of `Differences`, and whether the gradient is
-          finite and not 0.
+          finite, and more than rounding.
         """
         squares, terms = (
             tf.reduce_sum(tf.where(alone, part, 0.0), axis=1)
@@ -282,9 +286,11 @@ class RuleCheck:
         finite = tf.math.is_finite(lengths) & tf.math.is_finite(scales)
         short = tf.where(finite, lengths - tf.sqrt(squares) / scales, 0.0)
         every = tf.reduce_all(finite)
-        groups, excess = self._decisive(alone, lengths * scales, rounded)
+        lengths *= scales
+        groups, excess = self._decisive(alone, lengths, rounded)
         groups, excess = (tf.where(every, part, 0.0) for part in (groups, excess))
-        return [short, groups, excess, every & (tf.reduce_max(lengths) > 0)]
+        cancelled = tf.gather(self._cancelled, self._columns)
+        return [short, groups, excess, every & tf.reduce_any(lengths > cancelled)]
 
     @functools.cached_property
     def _squares_and_terms(self) -> tuple[tf.Tensor, tf.Tensor]:
@@ -296,6 +302,20 @@ class RuleCheck:
         squares = tf.stack(engine.squares_by_variable())
         hidden = [[LOST_SQUARE * size] for size in self._sizes]
         return squares + hidden, tf.stack(engine.terms_by_variable())
+
+    @functools.cached_property
+    def _cancelled(self) -> tf.Tensor:
+        """The rounding errors of terms that cancel in the gradient of the loss, `[L]`.
+
+        Relative to the largest norm in the batch of all variables that are clipped
+        together.
+        """
+        squares, _ = self._squares_and_terms
+        together = tf.matmul(self._members, squares)
+        together = tf.where(tf.math.is_finite(together), together, 0.0)
+        # The maximum over no examples is minus infinity.
+        largest = tf.sqrt(tf.maximum(tf.reduce_max(together, axis=1), 0.0))
+        return (_COARSE_CANCELLED if self._coarse else _CANCELLED) * largest
 
     def _scales(self, squares, terms) -> tuple[tf.Tensor, tf.Tensor]:
         """The lengths, `[V]`, by which differences of gradients are divided.
@@ -313,7 +333,8 @@ class RuleCheck:
         rounding = _COARSE_ROUNDING if self._coarse else _ROUNDING
         together = tf.sqrt(tf.linalg.matvec(self._members, squares))
         together = tf.gather(together, self._columns) + terms
-        scales = tf.sqrt(squares) + together * (rounding / self.limit) + 1e-30
+        error = together * rounding + tf.gather(self._cancelled, self._columns)
+        scales = tf.sqrt(squares) + error / self.limit + 1e-30
         return scales, terms * rounding
 
     def _decisive(self, alone, lengths, rounded) -> tuple[tf.Tensor, tf.Tensor]:
@@ -331,7 +352,7 @@ class RuleCheck:
         decisive = engine.record_norms(self._assignment)
         decisive = tf.reshape(decisive, [-1, self.groups])
         norms = tf.where(alone[:, tf.newaxis], decisive, 0.0)
-        norms = tf.reduce_max(norms, axis=0) + 1e-30
+        norms = tf.reduce_max(norms, axis=0) + self._cancelled + 1e-30
         if engine.perturbation is not None:
             # The perturbed gradient is clipped.
             sums = engine.perturbed_sums(tf.cast(alone, tf.float32))
@@ -347,7 +368,8 @@ class RuleCheck:
         shows = tf.math.is_finite(norms)
         groups = tf.where(shows, ratios - 1.0 - rounded, 0.0)
         over = tf.math.divide_no_nan(1.0, ratios) - 1.0
-        return groups, tf.reduce_max(tf.where(shows & (ratios > 0), over, 0.0))
+        exact = ratios * norms > self._cancelled
+        return groups, tf.reduce_max(tf.where(shows & exact, over, 0.0))
 
 
 def _combined(proof: Proof) -> str:

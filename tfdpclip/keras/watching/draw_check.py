@@ -15,6 +15,7 @@ from tfdpclip.accounting.phases import SKIPPED, PrivacyMismatchError
 from tfdpclip.keras import _compat
 from tfdpclip.keras.loss_shapes import (
     refuse_misfit,
+    refuse_missing_labels,
     refuse_texts,
     refuse_unknown_ids,
 )
@@ -93,11 +94,13 @@ class DrawCheck:
             rows.
 
         Raises:
-          ValueError: if weights of the batches fit no losses of the model, or if
-            a record has a text, a class or an id on which a step would fail.
+          ValueError: if weights of the batches fit no losses of the model, if a loss
+            has no labels, or if a record has a text, a class or an id on which a step
+            would fail.
         """
         if self.drawer is None:
             return 0
+        refuse_missing_labels(model, self.drawer.specs)
         refuse_texts(model, self.drawer.specs)
         refuse_misfit(model, self.drawer.specs)
         refuse_unknown_ids(model, self.drawer.arrays)

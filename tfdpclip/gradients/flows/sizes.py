@@ -88,7 +88,7 @@ def counted_rows(
     rows for each example.
 
     Args:
-      op: an op of `ops.SHAPERS`, or a `Reshape`.
+      op: an op of `ops.SHAPERS`.
       flow_of: the function from a tensor to its flow.
       axis: the axis of the output on which the rows are counted.
 
@@ -175,7 +175,10 @@ def rows_of_length(
         rows *= factor
         if rows.denominator != 1 or rows <= 0:
             return None  # The division rounds for some numbers of examples.
-    return Flow(DATA, (0,), int(rows), flow.minor and rows > 1)
+    repeats = flow.repeats * rows / flow.rows if flow.minor else 1
+    if repeats != int(repeats):
+        return None
+    return Flow(DATA, (0,), int(rows), int(repeats))
 
 
 def _is_largest(tensor: tf.Tensor) -> bool:

@@ -112,6 +112,7 @@ def regrouped(
     exact = bool(flow.rows) and None not in shape[axis + 1 :]
     own = math.prod(n for n in shape[axis + 1 :] if n is not None)
     own *= (flow.rows or 1) // flow.repeats
+    after = _with_rest(after, kept, before * own, rows_on) if exact else after
     for place in range(kept, len(after)):
         first = _product(after[kept:place])
         if not first or before % first:
@@ -129,6 +130,27 @@ def regrouped(
         if rows and rows % repeats == 0:
             return Flow(DATA, (place,), rows, repeats)
     return None
+
+
+def _with_rest(after: list, kept: int, own: int, rows_on: Callable) -> list:
+    """The lengths after a `Reshape`, with the length that the shape gives as -1.
+
+    Args:
+      after: the known lengths.
+      kept: the number of axes that keep their lengths.
+      own: the number of entries of an example in the remaining axes.
+      rows_on: see `regrouped`.
+    """
+    unknown = [axis for axis in range(kept, len(after)) if after[axis] is None]
+    if len(unknown) != 2:
+        return after
+    known = math.prod(n for n in after[kept:] if n is not None)
+    for counted, rest in (unknown, unknown[::-1]):
+        rows = rows_on(counted)
+        if rows and known and own % (rows * known) == 0:
+            length = own // (rows * known)
+            return [*after[:rest], length, *after[rest + 1 :]]
+    return after
 
 
 def _product(lengths: list) -> int | None:

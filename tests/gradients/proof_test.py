@@ -228,6 +228,12 @@ BY_PLACE = {
             [2, -1, 4],
         )[0]
     ),
+    "rows by a rounded number": lambda x, h: ends(
+        by_number(h, lambda i: h[tf.cast(tf.cast(i, tf.uint8), tf.int32)])
+    ),
+    "rows by a rounded range": lambda x, h: ends(
+        tf.gather(h, tf.cast(tf.cast(tf.range(count(x)), tf.uint8), tf.int32))
+    ),
     "a counter": lambda x, h: ends(of_each(h, lambda i, r: r * floating(i))),
     "a branch of a counter": lambda x, h: ends(
         of_each(h, lambda i, r: tf.cond(i < 2, lambda: r, lambda: 2 * r))

@@ -28,6 +28,7 @@ from tfdpclip.gradients.flows.op_flows import transfer
 from tfdpclip.gradients.flows.sizes import counted_rows, rows_of_length, size_flow
 from tfdpclip.gradients.graph import ops, origins
 from tfdpclip.gradients.graph.known import (
+    EXACT,
     chooses_rows,
     draws_the_same,
     is_pinned,
@@ -538,7 +539,7 @@ def _unknown(output: tf.Tensor) -> Flow:
 
 def same_number(tensor: tf.Tensor) -> tf.Tensor:
     """The index tensor before ops that keep a number's value, such as `Reshape`."""
-    while tensor.op.type in ops.SAME_ENTRIES:
+    while tensor.op.type in ops.SAME_ENTRIES and tensor.dtype in EXACT:
         tensor = tensor.op.inputs[0]
     return tensor
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdpclip.gradients.flows.flow import DATA, PUBLIC, SIZE, Flow
 from tfdpclip.gradients.graph import ops
-from tfdpclip.gradients.graph.known import known_value
+from tfdpclip.gradients.graph.known import EXACT, known_value
 
 
 def size_flow(
@@ -197,8 +197,8 @@ _Origin = tuple[tf.Tensor, int, "fractions.Fraction | int"]
 
 def _same(op, tensor, place) -> _Origin | None:
     ranks = {op.inputs[0].shape.rank, tensor.shape.rank}
-    exact = tensor.dtype in (tf.int32, tf.int64, tf.float64)
-    return (op.inputs[0], place, 1) if ranks <= {0, 1} and exact else None
+    exact = ranks <= {0, 1} and tensor.dtype in EXACT
+    return (op.inputs[0], place, 1) if exact else None
 
 
 def _sliced(op, tensor, place) -> _Origin | None:

@@ -22,6 +22,9 @@ _PAIRS = {
     "GreaterEqual": operator.ge,
 }
 
+#: Types that hold every number of examples, and every row number, without rounding.
+EXACT = (tf.int32, tf.int64, tf.float64)
+
 
 def static_number(tensor: tf.Tensor) -> float | None:
     """The value of a constant number, through a few ops more than TensorFlow folds."""
@@ -268,6 +271,8 @@ def _is_drawn(tensor: tf.Tensor) -> bool:
 
 def counts_up(indices: tf.Tensor) -> bool:
     """Whether a vector is 0, 1, 2, and so on."""
+    if indices.dtype not in EXACT:
+        return False
     if indices.op.type != "Range" or indices.shape.rank != 1:
         return False
     start, _, delta = map(static_number, indices.op.inputs)
@@ -276,7 +281,7 @@ def counts_up(indices: tf.Tensor) -> bool:
 
 def before_casts(tensor: tf.Tensor) -> tf.Tensor:
     """The vector before ops that keep its entries (`Identity`, `Cast`, `Reshape`)."""
-    while tensor.op.type in ("Identity", "Cast") or (
+    while (tensor.op.type in ("Identity", "Cast") and tensor.dtype in EXACT) or (
         tensor.op.type == "Reshape"
         and tensor.shape.rank == tensor.op.inputs[0].shape.rank == 1
     ):

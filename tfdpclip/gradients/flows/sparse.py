@@ -32,19 +32,11 @@ _SAME = frozenset("Identity Cast StopGradient".split())
 
 @dataclasses.dataclass(frozen=True)
 class SparseBatch:
-    """The components of a sparse batch, `[B, ...]`.
-
-    Attributes:
-      indices: the places of the entries.
-      values: the values of the entries.
-      shape: the lengths of the batch's axes.
-      lengths: the static lengths of the axes after axis 0; empty if unknown.
-    """
+    """The components of a sparse batch, `[B, ...]`."""
 
     indices: tf.Tensor
     values: tf.Tensor
     shape: tf.Tensor
-    lengths: tuple[int | None, ...] = ()
 
     def is_whole(self) -> bool:
         """Whether types and ranks are the types and ranks of a `tf.SparseTensor`."""
@@ -84,8 +76,7 @@ def find_batches(graph: tf.Graph, ops: list[tf.Operation]) -> list[SparseBatch]:
             continue  # A Python value, such as a number.
         width = len(tf.nest.flatten(spec, expand_composites=True))
         if isinstance(spec, tf.SparseTensorSpec) and position + 3 <= len(inputs):
-            lengths = tuple(spec.shape[1:]) if spec.shape.rank else ()
-            found.append(SparseBatch(*inputs[position : position + 3], lengths))
+            found.append(SparseBatch(*inputs[position : position + 3]))
         position += width
     return [batch for batch in found if batch.is_whole()]
 
@@ -94,10 +85,8 @@ def flows_of(batch: SparseBatch, rows: int) -> dict:
     """The flows of the components, by reference; each example has `rows` rows."""
     key = (rows, batch.indices.name)
     rank = batch.indices.shape[-1] or 2
-    # A length that is not static may depend on the longest example.
-    lengths = batch.lengths or [None] * (rank - 1)
-    dims = (1, *(None if length is None else 0 for length in lengths))
-    shape = Flow(SIZE, power=None, dims=dims)
+    # The lengths after axis 0 may depend on the longest example.
+    shape = Flow(SIZE, power=None, dims=(1, *[None] * (rank - 1)))
     return {
         batch.indices.ref(): _entries(key, INDICES),
         batch.values.ref(): _entries(key, VALUES),

@@ -19,11 +19,7 @@ _PAIRS = {
     "Maximum": max,
     "Minimum": min,
     "Equal": operator.eq,
-    "NotEqual": operator.ne,
-    "Greater": operator.gt,
     "GreaterEqual": operator.ge,
-    "Less": operator.lt,
-    "LessEqual": operator.le,
 }
 
 #: Types that hold every number of examples, and every row number, without rounding.

@@ -172,17 +172,52 @@ def test_steps_of_all_examples_have_their_axis_again(batch):
 
 
 SPLITS_ROWS = {
-    "rows": lambda x: tf.reshape(to_batch(x), [-1, 2, 2]),
-    "entries": lambda x: tf.reshape(to_batch(x), [-1, 4]),
+    "rows": (lambda x: tf.reshape(to_batch(x), [-1, 2, 2]), 12),
+    "entries": (lambda x: tf.reshape(to_batch(x), [-1, 4]), 12),
 }
 
 
 @pytest.mark.parametrize("batch", [None, 12])
 @pytest.mark.parametrize("name", SPLITS_ROWS)
-def test_rows_that_are_cut_up_no_longer_have_the_examples_running_fastest(name, batch):
-    """Row r belongs to example (r // k) mod B: neither order describes that."""
-    flow = flow_of(SPLITS_ROWS[name], (batch, 6, 4, 2))
-    assert flow.axes is None or not flow.leads or flow.rows is None
+def test_rows_that_are_cut_up_run_through_the_examples_as_often(name, batch):
+    """Row r belongs to example (r // k) mod B."""
+    make, rows = SPLITS_ROWS[name]
+    flow = flow_of(make, (batch, 6, 4, 2))
+    assert (flow.axes, flow.rows, flow.repeats) == ((0,), rows, 4)
+
+
+#: name: what is made of `[B, 5, 4]`; the axis of the examples, its rows and repeats.
+REGROUPED = {
+    "time_first_and_features": (
+        lambda x: tf.reshape(tf.transpose(x, [1, 0, 2]), [-1, 2]),
+        (0, 10, 5),
+    ),
+    "some_of_the_steps": (
+        lambda x: tf.reshape(
+            tf.transpose(tf.reshape(x, [-1, 6, 4]), [1, 0, 2]), [2, -1, 2]
+        ),
+        (1, 6, 3),
+    ),
+    "copies_of_the_batch": (lambda x: tf.tile(x, [3, 1, 1]), (0, 3, 3)),
+    "copies_of_each_example": (lambda x: tf.repeat(x, 3, axis=0), (0, 3, 1)),
+    "copies_that_are_cut": (
+        lambda x: tf.split(tf.tile(x, [6, 1, 1]), 2, 0)[0],
+        (0, 3, 3),
+    ),
+    "batches_behind_each_other": (
+        lambda x: tf.concat([tf.transpose(x, [1, 0, 2])] * 2, 1),
+        (1, 2, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("batch", [None, 5, 12])
+@pytest.mark.parametrize("name", REGROUPED)
+def test_rows_of_examples_are_followed_where_they_are_not_consecutive(name, batch):
+    make, (axis, rows, repeats) = REGROUPED[name]
+    shape = (batch, 6, 4) if name == "some_of_the_steps" else (batch, 5, 4)
+    flow = flow_of(make, shape)
+    assert (flow.axes, flow.rows, flow.repeats) == ((axis,), rows, repeats)
 
 
 # The result depends on the order of the examples, so the analysis claims nothing.

@@ -116,6 +116,8 @@ def _entry_by_entry() -> list[Case]:
         _case("Betainc", *[Rows((3,), "positive")] * 2, Rows((3,), "unit")),
         _case("Bucketize", Rows(), boundaries=[-0.2, 0.4], dtypes=REAL),
         _case("Bitcast", Rows(), type=tf.int32, dtypes=ONE),
+        _case("Bitcast", Rows((3,), axis=1), type=tf.uint8, outputs=(1,), dtypes=ONE),
+        _case("Bitcast", Rows((3, 2)), type=tf.int32, dtypes=(tf.half,)),
         _case("Cast", Rows(), DstT=tf.int32),
         _case("Cast", Rows(), DstT=tf.bfloat16, dtypes=ONE),
         _case("CheckNumerics", Rows(), message="", dtypes=REAL),
@@ -137,10 +139,7 @@ def _entry_by_entry() -> list[Case]:
         kind = _kind(name)
         inputs = [Rows((2, 3), kind) for _ in definition.input_arg]
         types = ONE if name.endswith("Grad") or name in _SINGLE else REAL
-        extra = {}
-        if name == "Bitcast":
-            extra = {"type": tf.int32}
-        found.append(_case(name, *inputs, dtypes=types, **extra))
+        found.append(_case(name, *inputs, dtypes=types))
         if len(inputs) == 2 and not name.endswith("Grad"):
             if name not in ("BiasAdd", "ApproximateEqual", "RandomGammaGrad"):
                 found.append(
@@ -319,6 +318,9 @@ def _within_rows() -> list[Case]:
         _case("BroadcastTo", Rows((1,)), ints(B, 3)),
         _case("BroadcastTo", Rows(()), ints(2, B), outputs=(1,)),
         _case("Tile", Rows((2,)), ints(1, 2)),
+        _case("Tile", Rows((2,)), ints(2, 1), outputs=("minor 2",)),
+        _case("ConcatV2", [Rows(), Rows()], np.int32(0), outputs=("minor 2",)),
+        _case("Reshape", Rows((2, 3), axis=1), ints(-1, 3), outputs=("minor 2",)),
         _case("Roll", Rows(), np.int32(1), np.int32(1)),
         _case("ReverseV2", Rows(), ints(1)),
         _case("Pad", Rows(), np.int32([[0, 0], [1, 2]])),
@@ -354,6 +356,31 @@ def _within_rows() -> list[Case]:
             "GatherNd",
             np.float32(np.eye(3, 3)),
             Rows((4, 2), "integers"),
+            dtypes=ONE,
+        ),
+        _case(
+            "GatherV2",
+            Rows((2, 3), axis=1),
+            Rows((2, 2), "integers", axis=1),
+            np.int32(2),
+            batch_dims=2,
+            outputs=(1,),
+        ),
+        _case(
+            "GatherV2",
+            Rows((2, 3), axis=2),
+            ints([0, 1], [2, 0]),
+            np.int32(1),
+            batch_dims=1,
+            outputs=(2,),
+        ),
+        _case(
+            "GatherV2",
+            np.float32(np.eye(2, 3)),
+            Rows((2,), "integers", axis=1),
+            np.int32(1),
+            batch_dims=1,
+            outputs=(1,),
             dtypes=ONE,
         ),
         _case("GatherV2", Rows((3,)), ints(2, 0), np.int32(1)),

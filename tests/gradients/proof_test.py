@@ -88,6 +88,19 @@ def of_dy(change):
     return function
 
 
+def by_number(h, function):
+    found = tf.map_fn(
+        function, tf.range(count(h)), fn_output_signature=tf.TensorSpec([4])
+    )
+    return tf.ensure_shape(found, h.shape)
+
+
+def of_copies(h, change):
+    """Of three copies of the batch, in turn, the sums for each example."""
+    copies = change(tf.tile(h, [3, 1]))
+    return tf.reduce_sum(tf.reshape(copies, [3, -1, 4]), 0)
+
+
 def floating(n):
     return tf.cast(n, tf.float32)
 
@@ -201,6 +214,26 @@ BY_PLACE = {
     "draws behind zeros": lambda x, h: ends(
         h * tf.concat([tf.zeros([1, 1]), tf.random.uniform([count(x) - 1, 1])], 0)
     ),
+    "a number of a list": lambda x, h: ends(by_number(h, lambda i: h[i] * floating(i))),
+    "a variable by a number of a list": lambda x, h: ends(
+        h * by_number(h, lambda i: P[:4] * floating(i))
+    ),
+    "a branch by a number of a list": lambda x, h: ends(
+        by_number(h, lambda i: tf.cond(i < 2, lambda: h[i], lambda: 2 * h[i]))
+    ),
+    "copies of the batch beside copies of the range": lambda x, h: ends(
+        tf.reshape(
+            tf.tile(h, [2, 1])
+            * floating(tf.tile(tf.range(count(x)), [2]))[:, tf.newaxis],
+            [2, -1, 4],
+        )[0]
+    ),
+    "rows by a rounded number": lambda x, h: ends(
+        by_number(h, lambda i: h[tf.cast(tf.cast(i, tf.uint8), tf.int32)])
+    ),
+    "rows by a rounded range": lambda x, h: ends(
+        tf.gather(h, tf.cast(tf.cast(tf.range(count(x)), tf.uint8), tf.int32))
+    ),
     "a counter": lambda x, h: ends(of_each(h, lambda i, r: r * floating(i))),
     "a branch of a counter": lambda x, h: ends(
         of_each(h, lambda i, r: tf.cond(i < 2, lambda: r, lambda: 2 * r))
@@ -226,6 +259,27 @@ def entries_at(h, columns):
 #: By a public tensor that has a row for each place in the batch.
 BY_ROWS_OF_CONSTANTS = {
     "a gathered entry": lambda x, h: ends(tf.gather(h, FOURTH, axis=1, batch_dims=1)),
+    "a gathered entry of each step": lambda x, h: ends(
+        tf.transpose(
+            tf.gather(
+                tf.tile(tf.transpose(h)[..., tf.newaxis], [1, 1, 2]),
+                tf.tile(numbers(x)[tf.newaxis, :, tf.newaxis] % 2, [4, 1, 1])
+                * tf.constant([[[1]]] * 3 + [[[0]]]),
+                axis=2,
+                batch_dims=2,
+            )[..., 0]
+            * tf.gather(TABLE, numbers(x)[tf.newaxis], axis=1, batch_dims=0)[:, 0]
+        )
+    ),
+    "a gathered entry of a table": lambda x, h: ends(
+        h * tf.gather(TABLE, tf.argmax(x, 1)[:, tf.newaxis], axis=1, batch_dims=1)
+    ),
+    "bits of a constant": lambda x, h: ends(
+        h * floating(tf.bitcast(TABLE[:, 0], tf.uint8))
+    ),
+    "a constant for copies of the batch": lambda x, h: ends(
+        of_copies(h, lambda c: tf.tanh(c * tf.tile(TABLE, [3, 1])))
+    ),
     "a gathered entry by a range": lambda x, h: ends(
         tf.gather(h, numbers(x)[:, tf.newaxis], axis=1, batch_dims=1)
     ),
@@ -322,6 +376,46 @@ BY_OTHERS = {
     "rows from the end by the step of a loop": lambda x, h: ends(
         gathered_in_steps(h, -2)
     ),
+    "the example before in a list": lambda x, h: ends(
+        by_number(h, lambda i: h[i] - h[tf.maximum(i - 1, 0)])
+    ),
+    "the first example by a list of numbers": lambda x, h: ends(
+        by_number(h, lambda i: h[i] + h[0])
+    ),
+    "examples by a list of numbers from the end": lambda x, h: ends(
+        tf.ensure_shape(
+            tf.map_fn(
+                lambda i: h[i],
+                tf.reverse(tf.range(count(x)), [0]),
+                fn_output_signature=tf.float32,
+            ),
+            h.shape,
+        )
+    ),
+    "copies that are read as one example": lambda x, h: ends(
+        tf.reshape(tf.tanh(tf.reshape(tf.tile(h, [2, 1]), [-1, 8])), [-1, 4])[
+            : count(x)
+        ]
+    ),
+    "copies of the batch for copies of examples": lambda x, h: ends(
+        tf.reduce_sum(
+            tf.reshape(tf.tile(h, [2, 1]) * tf.repeat(h, 2, axis=0), [2, -1, 4]), 0
+        )
+    ),
+    "steps that are read across the examples": lambda x, h: ends(
+        tf.reduce_prod(
+            tf.reshape(
+                tf.transpose(tf.reshape(h, [-1, 2, 2]), [1, 0, 2]), [count(x), 2, 2]
+            ),
+            1,
+        )
+    ),
+    "bits of the examples behind": lambda x, h: ends(
+        h
+        * floating(
+            tf.bitcast(tf.bitcast(tf.transpose(h), tf.uint8)[..., 0, :], tf.float32)
+        )[0]
+    ),
     "the next one": lambda x, h: ends(tf.gather(h, tf.range(count(x)) - 1 % 2)),
     "some of them": lambda x, h: ends(tf.gather(h, tf.maximum(tf.range(count(x)), 1))),
     "a gradient of all": lambda x, h: ends(
@@ -342,6 +436,79 @@ BY_OTHERS = {
 }
 
 SOUND = {
+    "rows by a list of numbers": lambda x, h: ends(
+        by_number(h, lambda i: tf.tanh(h[i] * P[:4]))
+    ),
+    "rows by a list of numbers, gathered": lambda x, h: ends(
+        by_number(h, lambda i: tf.gather(h, i) * P[:4] + tf.reduce_sum(x[i]))
+    ),
+    "a dense layer where the examples are in the middle": lambda x, h: ends(
+        tf.transpose(
+            tf.tensordot(
+                tf.transpose(tf.reshape(h, [-1, 2, 2]), [1, 0, 2])[:, :, tf.newaxis],
+                W[:2],
+                1,
+            ),
+            [1, 0, 2, 3],
+        )
+    ),
+    "a dense layer of time and features": lambda x, h: ends(
+        tf.transpose(
+            tf.reshape(
+                tf.reshape(
+                    tf.transpose(tf.reshape(h, [-1, 2, 2, 1]), [1, 0, 2, 3]), [-1, 1]
+                )
+                @ P[tf.newaxis, :3],
+                [2, -1, 2, 3],
+            ),
+            [1, 0, 2, 3],
+        )
+    ),
+    "time of a length that the shape leaves out": lambda x, h: ends(
+        tf.transpose(
+            tf.reshape(
+                tf.transpose(tf.reshape(h, [-1, 2, 2]), [1, 0, 2]), [-1, count(x), 2]
+            ),
+            [1, 0, 2],
+        )
+    ),
+    "copies of the batch": lambda x, h: ends(
+        of_copies(h, lambda c: tf.tanh(c * P[:4]))
+    ),
+    "copies of the batch, split": lambda x, h: ends(
+        tf.split(tf.tile(h, [2, 1]), 2)[1] * h
+    ),
+    "bits": lambda x, h: ends(h * tf.reduce_sum(floating(tf.bitcast(h, tf.uint8)), -1)),
+    "numbers of bits": lambda x, h: ends(
+        h
+        * floating(
+            tf.bitcast(tf.cast(tf.reshape(h, [-1, 2, 2]), tf.float16), tf.int32)
+        )[:, :1]
+    ),
+    "entries of each step by the data": lambda x, h: ends(
+        tf.transpose(
+            tf.gather(
+                tf.transpose(tf.reshape(h, [-1, 2, 2]), [1, 0, 2]),
+                tf.argsort(tf.transpose(tf.reshape(h, [-1, 2, 2]), [1, 0, 2])),
+                batch_dims=2,
+            ),
+            [1, 0, 2],
+        )
+    ),
+    "the same table for each example": lambda x, h: ends(
+        tf.gather(
+            tf.tile(P[tf.newaxis, :4], [count(x), 1]), tf.argsort(h), batch_dims=1
+        )
+        * h
+    ),
+    "sums in a vectorized map": lambda x, h: ends(
+        tf.reshape(
+            tf.vectorized_map(
+                lambda r: r - tf.reduce_sum(r), tf.reshape(h, [-1, 2, 2])
+            ),
+            [-1, 4],
+        )
+    ),
     "a gathered entry by the data": lambda x, h: ends(
         tf.gather(h, tf.cast(h > 0, tf.int32), axis=1, batch_dims=1)
     ),

@@ -232,6 +232,31 @@ def test_a_loss_may_have_one_entry_for_each_record(name, length):
 
 
 @pytest.mark.parametrize("length", [None, len(X)], ids=["any", "static"])
+def test_rows_of_sparse_records_are_no_records(length):
+    def norms(losses, x, spec):
+        @tf.function(input_signature=[spec], autograph=False)
+        def found(x):
+            return per_example_norms(losses(x), [W, U], rows_per_record=EACH)
+
+        return found(x)
+
+    def losses(x):
+        if isinstance(x, tf.SparseTensor):
+            hidden = tf.sparse.sparse_dense_matmul(x, W)
+        else:
+            hidden = x @ W
+        return tf.reduce_sum(tf.square(tf.tanh(hidden)) * U, axis=1)
+
+    x = X * tf.cast(X > 0.2, tf.float32)
+    sparse = norms(
+        losses, tf.sparse.from_dense(x), tf.SparseTensorSpec([length, 5], tf.float32)
+    )
+    dense = norms(losses, x, tf.TensorSpec([length, 5]))
+    assert sparse.shape == [len(X) // EACH]
+    np.testing.assert_allclose(sparse, dense, rtol=1e-5)
+
+
+@pytest.mark.parametrize("length", [None, len(X)], ids=["any", "static"])
 def test_an_entry_for_two_records_is_no_loss_of_a_record(length):
     @tf.function(input_signature=[tf.TensorSpec([length, 5])], autograph=False)
     def norms(x):

@@ -13,6 +13,7 @@ from tests.gradients.cases import (
     integers,
     last_axes_first,
     randoms,
+    variable,
 )
 from tfdpclip.gradients import JacobianFallbackWarning
 
@@ -77,6 +78,27 @@ def test_time_major_layers_have_rules(steps, dynamic):
             "error" if steps > 1 else "ignore", JacobianFallbackWarning
         )
         check_engine(per_example, variables, data, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
+@pytest.mark.every_check
+def test_layers_have_rules_where_the_examples_are_in_the_middle(dynamic):
+    """Row r of `[T B S, D]` belongs to example (r // S) mod B."""
+    kernel, bias = variable(3, 4), variable(4, seed=1)
+
+    def per_example(x):
+        middle = tf.transpose(x, [1, 0, 2, 3])
+        hidden = tf.reshape(middle, [-1, 3])
+        for _ in range(2):
+            hidden = tf.tanh(hidden @ kernel + bias)[:, :3]
+        hidden = tf.reshape(hidden, tf.shape(middle))
+        return tf.reduce_sum(tf.square(hidden), [0, 2, 3])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_engine(
+            per_example, [kernel, bias], randoms(BATCH, 2, 5, 3), dynamic=dynamic
+        )
 
 
 @pytest.mark.slow

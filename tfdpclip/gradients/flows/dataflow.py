@@ -28,6 +28,7 @@ from tfdpclip.gradients.flows.op_flows import transfer
 from tfdpclip.gradients.flows.sizes import counted_rows, rows_of_length, size_flow
 from tfdpclip.gradients.graph import ops, origins
 from tfdpclip.gradients.graph.known import (
+    EXACT,
     chooses_rows,
     draws_the_same,
     is_pinned,
@@ -81,7 +82,7 @@ class Dataflow:
         for batch in sparse.find_batches(self.graph, self.ops):
             if batch.indices.op in self._inside or batch.values.op in self._inside:
                 self.sparse_batches.append(batch)
-                self._sparse.update(sparse.flows_of(batch))
+                self._sparse.update(sparse.flows_of(batch, self.rows_per_example))
 
     def analyse_further(self, outputs: list[tf.Tensor]) -> Dataflow:
         """The analysis of further tensors of the graph, with the same batch size."""
@@ -243,12 +244,11 @@ class Dataflow:
 
     def _transfer(self, op, output, inputs) -> Flow:
         flow = None
-        if op.type == "Reshape":
-            like = counted_rows(op, self.__getitem__)
-            flow = layouts.by_counted_rows(op.inputs[0], inputs[0], like)
-            if flow is None and inputs[0].minor:
-                count = rows_of_length(op.inputs[1], self.__getitem__, 1)
-                flow = layouts.by_counted_examples(op, output, inputs[0], count)
+        if op.type == "Reshape" and inputs[1].kind != DATA:
+            if not layouts.keeps_shape(op, output):
+                flow = layouts.regrouped(
+                    op, output, inputs[0], self.batch_size, self._rows_on(op)
+                )
         if flow is None:
             flow = transfer(op, output, inputs, self.batch_size)
         if flow.axes and any(f.example is not None and not f.made for f in inputs):
@@ -258,6 +258,15 @@ class Dataflow:
                 flow, obstacle="which examples each row depends on"
             )
         return flow
+
+    def _rows_on(self, op: tf.Operation) -> Callable[[int], int | None]:
+        """The function from an axis of a `Reshape` to the rows of each example."""
+
+        def rows(axis: int) -> int | None:
+            like = rows_of_length(op.inputs[1], self.__getitem__, axis)
+            return None if like is None else like.rows
+
+        return rows
 
     def _with_history(self, op, output, flow, inputs, known) -> Flow:
         """Adds the facts that pass from inputs to outputs: coupled, placed, trained."""
@@ -406,7 +415,7 @@ class Dataflow:
         for axis in range(1, output.shape.rank):
             like = counted_rows(op, self.__getitem__, axis)
             if like is not None:
-                return Flow(DATA, (axis,), like.rows, like.minor, made=True)
+                return dataclasses.replace(like.on((axis,)), made=True)
         return None
 
     def _shaped(self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> Flow:
@@ -423,7 +432,7 @@ class Dataflow:
                 placed = not rows_alike(output, -output.shape.rank)
             like = counted_rows(op, self.__getitem__)
             if like is not None:
-                return Flow(DATA, (0,), like.rows, like.minor, made=True, placed=placed)
+                return dataclasses.replace(like, made=True, placed=placed)
             # The rows hold no data: in a static batch, row i may belong to example i.
             known = output.shape[0] is not None
             rows = self.rows_per_example if known else None
@@ -516,6 +525,6 @@ def _unknown(output: tf.Tensor) -> Flow:
 
 def same_number(tensor: tf.Tensor) -> tf.Tensor:
     """The index tensor before ops that keep a number's value, such as `Reshape`."""
-    while tensor.op.type in ops.SAME_ENTRIES:
+    while tensor.op.type in ops.SAME_ENTRIES and tensor.dtype in EXACT:
         tensor = tensor.op.inputs[0]
     return tensor

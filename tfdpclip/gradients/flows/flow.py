@@ -16,8 +16,9 @@ class Entries:
     """The entries of a sparse batch that a tensor lists on axis 0; see `sparse.py`.
 
     Attributes:
-      key: names the list of entries and its order. Two tensors with the same key list
-        the same entries in the same order.
+      key: the number of rows of each example, and names of the list of entries and of
+        its order. Two tensors with the same key list the same entries in the same
+        order.
       role: the property of the entries that the tensor lists, such as `VALUES`.
     """
 
@@ -32,14 +33,14 @@ class Flow:
     Attributes:
       kind: PUBLIC, SIZE (the value depends on the batch size alone) or DATA.
       axes: the axes that count examples; None if unknown.
-      rows: the number of rows of an example on axis 0, if axis 0 counts examples; None
-        if unknown.
+      rows: the number of rows of an example on the first axis that counts examples;
+        None if unknown.
       even: whether every example has the same number of rows, and the rows of an
         example are consecutive, though `rows` is unknown: in `[B T, D]`, with T known
         only when the step runs. The statement is about the only axis that counts
         examples.
-      minor: whether axis 0 runs through the examples fastest (row r belongs to example
-        r mod B) instead of slowest.
+      repeats: the number of times that the axis runs through all examples. With
+        k = rows / repeats, row r belongs to example (r // k) mod B.
       coupled: the op that combined the examples of a batch, or None.
       trained: whether the value depends on a variable of interest.
       power: the exponent of the batch size in a number of kind SIZE; 0 if the number
@@ -61,7 +62,7 @@ class Flow:
     kind: int = PUBLIC
     axes: tuple[int, ...] | None = ()
     rows: int | None = None
-    minor: bool = False
+    repeats: int = 1
     coupled: tf.Operation | None = None
     trained: bool = False
     power: int | None = 0
@@ -77,17 +78,22 @@ class Flow:
 
     def on(self, axes: tuple[int, ...]) -> Flow:
         """A flow with the same layout of rows, on the given axes."""
-        return Flow(DATA, axes, self.rows, self.minor, even=self.even)
+        return Flow(DATA, axes, self.rows, self.repeats, even=self.even)
 
     @property
     def layout(self) -> tuple:
-        """`(rows, minor, even)`: the order of the examples' rows on axis 0."""
-        return self.rows, self.minor, self.even
+        """`(rows, repeats, even)`: the order of the examples' rows on their axis."""
+        return self.rows, self.repeats, self.even
 
     def laid_out(self, layout: tuple) -> Flow:
         """A flow with the same axes and the given layout of rows."""
-        rows, minor, even = layout
-        return Flow(DATA, self.axes, rows, minor, even=even)
+        rows, repeats, even = layout
+        return Flow(DATA, self.axes, rows, repeats, even=even)
+
+    @property
+    def minor(self) -> bool:
+        """Whether the rows of an example are not consecutive."""
+        return self.repeats > 1
 
     @property
     def regular(self) -> bool:
@@ -106,7 +112,7 @@ class Flow:
         return self.kind == DATA and self.axes == (0,)
 
 
-_EVEN = (None, False, True)
+_EVEN = (None, 1, True)
 
 
 def common_layout(flows: Sequence[Flow]) -> tuple | None:

@@ -21,7 +21,7 @@ from tfdpclip.gradients.flows.lists import merge_flows
 from tfdpclip.gradients.flows.sizes import rows_of_length
 from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.fused import read_call
-from tfdpclip.gradients.graph.known import static_number
+from tfdpclip.gradients.graph.known import before_casts, counts_up, static_number
 from tfdpclip.gradients.graph.walks import ancestors, before_identities, find_function
 
 _ROUNDS = 12
@@ -82,11 +82,28 @@ class InnerFlows(Dataflow):
         """The name of a place in the batch, by the index tensor outside if possible."""
         if isinstance(index, int):
             return super().place_of(index)
-        outer = self._given.get(same_number(index).ref())
+        index = self._counted(index)
+        outer = self._given.get(index.ref())
         if outer is None:
             return super().place_of(index)
         value = tf.get_static_value(outer)
         return self._around.place_of(outer if value is None else int(value))
+
+    def _counted(self, number: tf.Tensor) -> tf.Tensor:
+        """The index i for a number that is element i of the list 0, 1, 2, ..."""
+        number = same_number(number)
+        while _reads_list(number.op) and self.lists_numbers(number.op.inputs[0]):
+            number = same_number(number.op.inputs[1])
+        return number
+
+    def lists_numbers(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor is the list 0, 1, 2, ... from outside at every step."""
+        outer = self._given.get(tensor.ref())
+        if outer is None or self.changes(tensor):
+            return False
+        return _lists_numbers(outer) or (
+            isinstance(self._around, InnerFlows) and self._around.lists_numbers(outer)
+        )
 
     def changes(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor may change from step to step of a surrounding loop."""
@@ -104,6 +121,26 @@ def _picks_examples(op: tf.Operation, inputs: list[Flow]) -> bool:
     if axis is None or (axis < 0 and rank is None):
         return True
     return (axis if axis >= 0 else axis + rank) in inputs[0].axes
+
+
+def _reads_list(op: tf.Operation) -> bool:
+    return op.type == "TensorListGetItem"
+
+
+def _lists_numbers(tensor: tf.Tensor) -> bool:
+    """Whether a list has the elements 0, 1, 2, ..., as `tf.map_fn` makes of a range."""
+    if tensor.op.type != "TensorListFromTensor":
+        return False
+    return counts_up(before_casts(tensor.op.inputs[0]))
+
+
+def _read_number(op: tf.Operation, flows: Dataflow) -> list[Flow] | None:
+    """The flow of element i of the list 0, 1, 2, ...: the flow of the number i."""
+    listed = isinstance(flows, InnerFlows) and flows.lists_numbers(op.inputs[0])
+    return [flows[op.inputs[1]]] if listed else None
+
+
+INSIDE["TensorListGetItem"] = _read_number
 
 
 def _of_a_step(flow: Flow) -> bool:
@@ -308,9 +345,9 @@ class BodyFlows(InnerFlows):
 
     def place_of(self, index: int | tf.Tensor) -> int | str:
         """The name of a place in the batch; see `places.py`."""
-        if isinstance(index, int) or self.invariant(same_number(index)):
+        if isinstance(index, int) or self.invariant(self._counted(index)):
             return super().place_of(index)
-        place = places.STEP + same_number(index).name
+        place = places.STEP + self._counted(index).name
         self._passing.add(place)
         return place
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 
@@ -24,180 +24,138 @@ from tfdpclip.gradients.graph.known import (
 
 
 def _reshape(op, output, inputs, batch_size) -> Flow:
+    """The flow of a `Reshape` for which `regrouped` finds no rows."""
     flow, source = inputs[0], op.inputs[0]
     if not flow.axes:
         return Flow(DATA, () if flow.kind == DATA and flow.axes == () else None)
-    if _keeps_shape(op, output):
+    if keeps_shape(op, output):
         return flow
-    if flow.axes != (0,):
-        return _reshape_inner(op, output, flow)
-    if source.shape.rank == 1 and is_one_row(op.inputs[1], source):
-        return Flow(DATA, (1,), entries=_entries(flow, 1))
-    shape = known_shape(output) if output.shape.rank else None
-    before = _tail(source.shape.as_list() if source.shape.rank else None)
-    after = _tail(shape)
-    rank = output.shape.rank
-    if flow.minor and flow.rows and rank and rank > 1:
-        # [T B, ...] -> [T, B, ...]
-        if shape[0] == flow.rows and _tail(shape[1:]) == before is not None:
-            return Flow(DATA, (1,), 1)
-    if rank and flow.rows is not None and batch_size:
-        lead = output.shape[0]
-        whole = lead is not None and lead % batch_size == 0 and lead > 0
-        if whole and (not flow.minor or lead == flow.rows * batch_size):
-            return Flow(DATA, (0,), lead // batch_size, flow.minor)
-    if before is not None and after and flow.rows is not None:
-        if (flow.rows * before) % after == 0:
-            rows = flow.rows * before // after
-            if not flow.minor or rows == flow.rows:
-                return Flow(DATA, (0,), rows, flow.minor)
-    if rank and output.shape[0] == 1 and rank > 1:
-        # [N, ...] -> [1, N', ...]: layer normalisation reshapes so.
-        inner = _tail(shape[1:])
-        if before is not None and inner and flow.rows is not None:
-            if (flow.rows * before) % inner == 0:
-                own = flow.rows * before // inner
-                rows = own if not flow.minor else None
-                return Flow(DATA, (1,), rows, entries=_entries(flow, before))
-        if before is None and _divides(flow, source, inner):
-            return Flow(DATA, (1,), even=True)
+    if flow.leads and source.shape.rank == 1 and is_one_row(op.inputs[1], source):
+        return dataclasses.replace(
+            flow.on((1,)), entries=None if flow.minor else flow.rows
+        )
+    if not output.shape.rank or flow.minor:
         return Flow(DATA, None)
-    if rank and output.shape[0] is None and not flow.minor:
-        return Flow(DATA, (0,), None, even=_divides(flow, source, after))
-    return Flow(DATA, None)
+    if flow.leads and output.shape[0] is None:
+        return Flow(DATA, (0,))
+    single = source.shape[0] == 1 or (source.shape[0] is None and flow.entries)
+    if flow.axes != (1,) or not single:
+        return Flow(DATA, None)
+    after = _product(known_shape(output)[1:])
+    if flow.entries is None or not after or flow.entries % after:
+        return Flow(DATA, (0,))
+    return Flow(DATA, (0,), flow.entries // after)
 
 
-def _keeps_shape(op: tf.Operation, output: tf.Tensor) -> bool:
+def keeps_shape(op: tf.Operation, output: tf.Tensor) -> bool:
     """Whether the output of a `Reshape` has the shape of the input."""
     source = op.inputs[0]
     if source.shape.rank is None or source.shape.rank != output.shape.rank:
         return False
-    told = [
-        size is not None and size == after
-        for size, after in zip(source.shape, known_shape(output), strict=True)
-    ]
     # A single unknown length follows from the number of entries.
-    told = [
-        known or length_of(op.inputs[1], axis) == (source.ref(), axis)
-        for axis, known in enumerate(told)
-    ]
+    after = known_shape(output)
+    told = [_keeps_length(op, axis, after) for axis in range(len(after))]
     return told.count(False) <= 1
 
 
-def _divides(flow: Flow, source: tf.Tensor, tail: int | None) -> bool:
-    """Whether, in rows of `tail` numbers, no row has numbers of two examples.
-
-    The product of the known lengths of an example in `source` must be a multiple of
-    `tail`; unknown lengths only multiply the product.
-    """
-    if not flow.regular or not tail or source.shape.rank is None:
+def _keeps_length(op: tf.Operation, axis: int, after: list) -> bool:
+    """Whether an axis of the output of a `Reshape` is as long as in the input."""
+    source = op.inputs[0]
+    if axis >= min(source.shape.rank, len(after)):
         return False
-    known = math.prod(size for size in source.shape.as_list()[1:] if size is not None)
-    return (flow.rows or 1) * known % tail == 0
+    same = source.shape[axis] is not None and source.shape[axis] == after[axis]
+    return same or length_of(op.inputs[1], axis) == (source.ref(), axis)
 
 
-def by_counted_rows(source: tf.Tensor, flow: Flow, like: Flow | None) -> Flow | None:
-    """The flow of a `Reshape` to the number of rows of a second tensor.
-
-    Args:
-      source: the tensor that is reshaped.
-      flow: the flow of `source`.
-      like: the flow of a tensor with as many rows as the output; None if unknown.
-
-    Returns:
-      None if `like` is None, or if the entries of an example are not consecutive in
-      `source`.
-    """
-    if like is None or flow.kind != DATA or flow.minor or flow.coupled is not None:
-        return None
-    if not flow.regular or (flow.axes != (0,) and not _is_single(flow, source)):
-        return None
-    return Flow(DATA, (0,), like.rows)
-
-
-def by_counted_examples(
-    op: tf.Operation, output: tf.Tensor, flow: Flow, like: Flow | None
+def regrouped(
+    op: tf.Operation,
+    output: tf.Tensor,
+    flow: Flow,
+    batch_size: int | None,
+    rows_on: Callable[[int], int | None],
 ) -> Flow | None:
-    """The flow of a `Reshape` from `[rows B, ...]` to `[rows, B, ...]`.
+    """The flow of a `Reshape` of a tensor with the examples on a single axis.
+
+    Let `before` be the number of times that the tensor's entries, in their order, run
+    through all examples, and `own` the number of consecutive entries of an example each
+    time. An axis of the output counts examples if the lengths ahead of the axis have a
+    product that divides `before`, and the lengths behind have a product that divides
+    `own`. The quotients are the repeats on the axis, and the rows of each repeat. If
+    the axis is known to have `rows` rows for each example, the rows of each repeat
+    follow from `rows`, so the lengths behind the axis need not be known.
 
     Args:
       op: the `Reshape`.
       output: the output of `op`.
-      flow: the flow of the input; axis 0 runs through the examples fastest.
-      like: the flow of a tensor as long as axis 1 of the output; None if unknown.
+      flow: the flow of the input.
+      batch_size: the static number of examples, or None.
+      rows_on: the function from an axis of the output to the number of rows of each
+        example, if the graph computes the length from the number of examples.
 
     Returns:
-      None if the output does not have the examples on axis 1.
-    """
-    if like is None or like.rows != 1 or not flow.leads or not output.shape.rank:
-        return None
-    before, after = _tail(op.inputs[0].shape.as_list()), _tail(known_shape(output)[1:])
-    return Flow(DATA, (1,), 1) if before == after and before else None
-
-
-def _is_single(flow: Flow, source: tf.Tensor) -> bool:
-    """Whether the examples are on axis 1, and axis 0 has length 1."""
-    return flow.axes == (1,) and source.shape.rank is not None and source.shape[0] == 1
-
-
-def _reshape_inner(op, output, flow) -> Flow:
-    """The flow of a `Reshape` of a tensor with the examples not on axis 0.
-
-    Layer normalisation reshapes `[1, N, D, 1]` to `[N, ...]`; a Dense layer on all time
-    steps reshapes `[T, B, ...]` to `[T B, ...]`.
+      None if no axis of the output is known to count examples.
     """
     source = op.inputs[0]
-    if flow.axes == (1,) and flow.rows == 1 and not flow.minor and output.shape.rank:
-        steps, before = source.shape[0], _tail(source.shape.as_list()[1:])
-        if steps and _tail(known_shape(output)) == before is not None:
-            return Flow(DATA, (0,), steps, minor=steps > 1)
-    if len(flow.axes) == 1 and output.shape.rank:
-        axis = flow.axes[0]
-        before, after = source.shape.as_list(), known_shape(output)
-        tail = _tail(before[axis:])
-        for place in _places_behind(before[:axis], after):
-            if tail and tail == _tail(after[place:]):
-                # The numbers of entries before and after the batch axis stay the same.
-                return dataclasses.replace(flow.on((place,)), entries=flow.entries)
-        if before[:axis] == after[:axis] and None not in before[:axis]:
-            tails = tail, _tail(after[axis:]) if len(after) > axis else None
-            own = flow.entries or _entries(flow, tails[0])
-            if own and tails[1] and own % tails[1] == 0:
-                return Flow(DATA, flow.axes, own // tails[1], entries=own)
-    single = source.shape[0] == 1 or (source.shape[0] is None and flow.entries)
-    if flow.axes != (1,) or not single or not output.shape.rank:
-        return Flow(DATA, None)
-    after = _tail(known_shape(output))
-    if flow.entries is None or not after or flow.entries % after:
-        return Flow(DATA, (0,), None)
-    return Flow(DATA, (0,), flow.entries // after)
-
-
-def _places_behind(before: list, after: list) -> Iterator[int]:
-    """The axes of `after` that follow as many entries as the lengths `before` have."""
-    if None in before:
-        return
-    wanted, found = math.prod(before), 1
-    for place, size in enumerate(after):
-        if found == wanted:
-            yield place
-        if size is None:
-            return
-        found *= size
-
-
-def _entries(flow: Flow, tail: int | None) -> int | None:
-    """The number of entries of an example if they are consecutive; else None."""
-    if flow.rows is None or tail is None or flow.minor:
+    if len(flow.axes or ()) != 1 or not source.shape.rank or not output.shape.rank:
         return None
-    return flow.rows * tail
-
-
-def _tail(shape: list | None) -> int | None:
-    """The product of the lengths after axis 0; None if unknown."""
-    if not shape or None in shape[1:]:
+    if not flow.rows and not flow.even:
         return None
-    return math.prod(shape[1:])
+    (axis,), shape, after = flow.axes, source.shape.as_list(), known_shape(output)
+    kept = 0  # Axes ahead of the examples that keep their lengths.
+    while kept < axis and _keeps_length(op, kept, after):
+        kept += 1
+    ahead = _product(shape[kept:axis])
+    if not ahead:
+        return None
+    before = ahead * flow.repeats
+    # If a length is unknown, `own` is a divisor of the number of entries.
+    exact = bool(flow.rows) and None not in shape[axis + 1 :]
+    own = math.prod(n for n in shape[axis + 1 :] if n is not None)
+    own *= (flow.rows or 1) // flow.repeats
+    after = _with_rest(after, kept, before * own, rows_on) if exact else after
+    for place in range(kept, len(after)):
+        first = _product(after[kept:place])
+        if not first or before % first:
+            return None
+        repeats, rest = before // first, _product(after[place + 1 :])
+        rows = rows_on(place)
+        if rows is None and batch_size and after[place]:
+            rows, more = divmod(after[place], batch_size)
+            rows = None if more else rows
+        if rest and own % rest == 0:
+            if exact:
+                return Flow(DATA, (place,), repeats * (own // rest), repeats)
+            if rows is None and repeats == 1:
+                return Flow(DATA, (place,), even=True)
+        if rows and rows % repeats == 0:
+            return Flow(DATA, (place,), rows, repeats)
+    return None
+
+
+def _with_rest(after: list, kept: int, own: int, rows_on: Callable) -> list:
+    """The lengths after a `Reshape`, with the length that the shape gives as -1.
+
+    Args:
+      after: the known lengths.
+      kept: the number of axes that keep their lengths.
+      own: the number of entries of an example in the remaining axes.
+      rows_on: see `regrouped`.
+    """
+    unknown = [axis for axis in range(kept, len(after)) if after[axis] is None]
+    if len(unknown) != 2:
+        return after
+    known = math.prod(n for n in after[kept:] if n is not None)
+    for counted, rest in (unknown, unknown[::-1]):
+        rows = rows_on(counted)
+        if rows and known and own % (rows * known) == 0:
+            length = own // (rows * known)
+            return [*after[:rest], length, *after[rest + 1 :]]
+    return after
+
+
+def _product(lengths: list) -> int | None:
+    """The product of lengths; None if a length is unknown."""
+    return None if None in lengths else math.prod(lengths)
 
 
 def _transpose(op, output, inputs, batch_size) -> Flow:
@@ -303,11 +261,11 @@ def _along(axis_input: int, data_inputs: Callable) -> Callable:
 
 def _split(op, output, inputs, batch_size) -> Flow:
     flow, count = inputs[1], op.get_attr("num_split")
-    if flow.leads and flow.minor and flow.rows and flow.rows % count == 0:
-        if tf.get_static_value(op.inputs[0]) in (0, -output.shape.rank):
-            # The pieces are whole batches that were concatenated along axis 0.
-            rows = flow.rows // count
-            return Flow(DATA, (0,), rows, minor=rows > 1)
+    axis = static_number(op.inputs[0])
+    if axis is not None and flow.axes == (axis % output.shape.rank,):
+        if flow.rows and flow.repeats % count == 0:
+            # Each piece has whole batches.
+            return Flow(DATA, flow.axes, flow.rows // count, flow.repeats // count)
     return _along(0, lambda inputs: inputs[1:])(op, output, inputs, batch_size)
 
 
@@ -345,21 +303,21 @@ def _is_length(op: tf.Operation, axis: int, sizes) -> bool:
 
 
 def _space_to_batch(op, output, inputs, batch_size) -> Flow:
-    flow, block = inputs[0], tf.get_static_value(op.inputs[1])
-    if flow.axes != (0,) or block is None or flow.rows != 1:
-        return Flow(DATA, None)
-    cells = math.prod(int(b) for b in block)
-    return Flow(DATA, (0,), cells, minor=cells > 1)
+    return _cells(op, inputs[0], lambda n, cells: n * cells)
 
 
 def _batch_to_space(op, output, inputs, batch_size) -> Flow:
-    flow, block = inputs[0], tf.get_static_value(op.inputs[1])
-    if flow.axes != (0,) or block is None:
+    return _cells(op, inputs[0], lambda n, cells: n // cells if n % cells == 0 else 0)
+
+
+def _cells(op, flow: Flow, change: Callable[[int, int], int]) -> Flow:
+    """The flow of a tensor with the whole batch for each cell of a block, in turn."""
+    block = tf.get_static_value(op.inputs[1])
+    if flow.axes != (0,) or block is None or not flow.rows:
         return Flow(DATA, None)
-    cells = math.prod(int(b) for b in block)
-    if flow.rows != cells or (cells > 1 and not flow.minor):
-        return Flow(DATA, None)
-    return Flow(DATA, (0,), 1)
+    repeats = change(flow.repeats, math.prod(int(b) for b in block))
+    rows = flow.rows // flow.repeats * repeats
+    return Flow(DATA, (0,), rows, repeats) if rows else Flow(DATA, None)
 
 
 def _broadcast(op, output, inputs, batch_size) -> Flow:
@@ -367,43 +325,52 @@ def _broadcast(op, output, inputs, batch_size) -> Flow:
     if flow.kind != DATA:
         return Flow(DATA, None)
     shift = output.shape.rank - op.inputs[0].shape.rank
-    rows = flow.rows if shift == 0 else None
+    result = flow.on(tuple(axis + shift for axis in flow.axes))
     if op.type == "Tile":
-        # `Tile` repeats the whole batch; the copies of an example are not consecutive.
         times = known_value(op.inputs[1])
-        if times is None or any(times[axis] != 1 for axis in flow.axes):
-            rows = None
-    else:
-        before, after = op.inputs[0].shape, output.shape
-        if any(before[a] is None and after[a + shift] is not None for a in flow.axes):
-            rows = None  # A batch of a single example would become many copies.
-    return Flow(DATA, tuple(a + shift for a in flow.axes), rows, flow.minor)
-
-
-def _batches(tensor: tf.Tensor, flow: Flow, batch_size: int | None) -> int | None:
-    """The number of whole batches that follow each other along axis 0, or None."""
-    if flow.leads:
-        return flow.rows if flow.minor or flow.rows == 1 else None
-    if flow.kind == DATA or not batch_size or not tensor.shape.rank:
-        return None
-    length = tensor.shape[0]
-    return None if length is None or length % batch_size else length // batch_size
+        found = [None if times is None else times[axis] for axis in flow.axes]
+        if set(found) <= {1}:
+            return result
+        if len(found) > 1 or not flow.rows or not found[0] or found[0] < 0:
+            return Flow(DATA, result.axes)
+        # The whole batch is repeated; the copies of an example are not consecutive.
+        count = int(found[0])
+        return Flow(DATA, result.axes, flow.rows * count, flow.repeats * count)
+    before, after = op.inputs[0].shape, output.shape
+    if any(before[a] is None and after[a + shift] is not None for a in flow.axes):
+        # A batch of a single example would become many copies.
+        return Flow(DATA, result.axes)
+    return result
 
 
 def _concat(op, output, inputs, batch_size) -> Flow:
-    if tf.get_static_value(op.inputs[-1]) in (0, -output.shape.rank):
-        # The inputs are whole batches, concatenated along axis 0.
-        pairs = zip(op.inputs, inputs[:-1], strict=False)
-        counts = [_batches(tensor, flow, batch_size) for tensor, flow in pairs]
-        if all(counts):
-            rows = sum(count for count in counts if count)
-            joined = zip(op.inputs, inputs[:-1], strict=False)
+    axis = static_number(op.inputs[-1])
+    parts = list(zip(op.inputs, inputs[:-1], strict=False))
+    batches = [flow for _, flow in parts if flow.kind == DATA]
+    if axis is not None and batches:
+        axis = int(axis) % output.shape.rank
+        found = [_whole_batches(t, flow, axis, batch_size) for t, flow in parts]
+        own = {flow.rows // flow.repeats for flow in batches if flow.rows}
+        if all(found) and len(own) == 1 and (own == {1} or len(batches) == len(parts)):
+            repeats = sum(count for count in found if count)
+            rows = repeats * own.pop()
             alike = all(
-                f.kind == DATA or rows_alike(t, -t.shape.rank) for t, f in joined
+                flow.kind == DATA or rows_alike(t, axis - t.shape.rank)
+                for t, flow in parts
             )
             believed = "" if alike else CONSTANT_BY_PLACE
-            return Flow(DATA, (0,), rows, minor=rows > 1, obstacle=believed)
+            return Flow(DATA, (axis,), rows, repeats, obstacle=believed)
     return _along(-1, lambda flows: flows[:-1])(op, output, inputs, batch_size)
+
+
+def _whole_batches(tensor, flow: Flow, axis: int, batch_size: int | None) -> int | None:
+    """The number of times that an axis runs through all examples; None if unknown."""
+    if flow.kind == DATA:
+        return flow.repeats if flow.axes == (axis,) and flow.rows else None
+    length = tensor.shape[axis]
+    if not batch_size or length is None or length % batch_size:
+        return None
+    return length // batch_size
 
 
 RULES: dict[str, Callable] = {

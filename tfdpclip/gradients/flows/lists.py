@@ -76,7 +76,7 @@ def _from_tensor(op, inputs, place_of):
         DATA,
         axes,
         flow.rows,
-        flow.minor,
+        flow.repeats,
         example=places.EACH if alone else flow.example,
         made=flow.made,
         even=flow.even,

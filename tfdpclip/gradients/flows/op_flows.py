@@ -216,7 +216,7 @@ def _over_axes(op, flow: Flow, axes) -> Flow:
     if flow.kind != DATA:
         return Flow(DATA, None)
     if set(axes) & set(flow.axes):
-        return Flow(DATA, flow.axes, flow.rows, flow.minor, coupled=op)
+        return Flow(DATA, flow.axes, flow.rows, flow.repeats, coupled=op)
     return flow
 
 
@@ -268,8 +268,6 @@ def _row_by_row(op, output, inputs, batch_size) -> Flow:
 
 def _elementwise(op, output, inputs, batch_size) -> Flow:
     rank = output.shape.rank
-    if op.type == "Bitcast" and op.inputs[0].dtype.size != output.dtype.size:
-        return Flow(DATA, None)
     axes: set = set()
     first, behind = [], []
     for tensor, flow in zip(op.inputs, inputs, strict=True):
@@ -330,7 +328,7 @@ def _reduction(op, output, inputs, batch_size) -> Flow:
     if not keep:
         left = [a - sum(1 for r in axes if r < a) for a in left]
     rows, even = (flow.rows, flow.even) if left else (None, False)
-    return Flow(DATA, tuple(left), rows, flow.minor, coupled=coupled, even=even)
+    return Flow(DATA, tuple(left), rows, flow.repeats, coupled=coupled, even=even)
 
 
 def _along_last_axis(op, output, inputs, batch_size) -> Flow:
@@ -360,8 +358,7 @@ def _gather(op, output, inputs, batch_size) -> Flow:
             return Flow(DATA, None)
         axis += rank
     if params.kind != DATA and indices.kind == DATA and batch_dims == 0:
-        axes = tuple(a + axis for a in indices.axes)
-        return indices.on(axes) if axis == 0 else Flow(DATA, axes, None, indices.minor)
+        return indices.on(tuple(a + axis for a in indices.axes))
     if params.kind == DATA and indices.kind != DATA and batch_dims == 0:
         if axis in params.axes:
             # The op selects or permutes examples, unless the rows hold no data.
@@ -370,26 +367,47 @@ def _gather(op, output, inputs, batch_size) -> Flow:
             return Flow(DATA, None)
         shift = op.inputs[1].shape.rank - 1
         return params.on(tuple(a + shift if a > axis else a for a in params.axes))
-    if params.kind == DATA and params.axes == (0,):
-        if axis == 0 and batch_dims == 0 and params.rows == 1:
-            one = indices.leads and indices.rows == 1 and not indices.minor
-            return params if one and takes_every_row(op) else Flow(DATA, None)
-        if batch_dims >= 1:
-            return _gather_by_row(op, params, indices)
+    if params.leads and axis == 0 and batch_dims == 0 and params.rows == 1:
+        one = indices.leads and indices.rows == 1 and not indices.minor
+        return params if one and takes_every_row(op) else Flow(DATA, None)
+    if batch_dims >= 1 and rank is not None and op.inputs[1].shape.rank is not None:
+        return _batched_gather(op, inputs[:2], axis, batch_dims)
     return Flow(DATA, None)
 
 
-def _gather_by_row(op, params: Flow, indices: Flow) -> Flow:
-    """The flow of a gather in which row i of the indices reads row i of the data."""
-    rank = op.inputs[1].shape.rank
-    if indices.kind == DATA:
-        layout = common_layout([params, indices])
-        alike = indices.axes == (0,) and layout is not None
-        return params.laid_out(layout) if alike else Flow(DATA, None)
-    if rank is None:
+def _batched_gather(op, inputs, axis: int, batch_dims: int) -> Flow:
+    """The flow of a gather in which row i of the indices reads row i of the values.
+
+    Args:
+      op: the gather.
+      inputs: the flows of the values and of the indices.
+      axis: the axis of the values that the indices count.
+      batch_dims: the number of the first axes that values and indices have in common.
+    """
+    more = op.inputs[1].shape.rank - batch_dims - 1
+    places = (
+        lambda a: None if a == axis else a + more * (a > axis),
+        lambda a: a if a < batch_dims else a - batch_dims + axis,
+    )
+    kept: list[Flow] = []
+    for flow, place in zip(inputs, places, strict=True):
+        if flow.kind != DATA:
+            continue
+        axes = tuple(map(place, flow.axes))
+        if not axes or None in axes:
+            return Flow(DATA, None)
+        kept.append(flow.on(axes))
+    layout = common_layout(kept)
+    if layout is None or any(flow.axes != kept[0].axes for flow in kept):
         return Flow(DATA, None)
-    apart = rows_alike(op.inputs[1], -rank)
-    return dataclasses.replace(params, obstacle="" if apart else CONSTANT_BY_PLACE)
+    apart = all(
+        rows_alike(tensor, a - tensor.shape.rank)
+        for tensor, flow in zip(op.inputs, inputs, strict=False)
+        for a in kept[0].axes
+        if flow.kind != DATA and a < batch_dims
+    )
+    result = kept[0].laid_out(layout)
+    return dataclasses.replace(result, obstacle="" if apart else CONSTANT_BY_PLACE)
 
 
 def _gather_nd(op, output, inputs, batch_size) -> Flow:
@@ -423,6 +441,14 @@ def _one_hot(op, output, inputs, batch_size) -> Flow:
         return Flow(DATA, None)
     place = op.get_attr("axis") % output.shape.rank
     return flow.on(tuple(axis + (axis >= place) for axis in flow.axes))
+
+
+def _bitcast(op, output, inputs, batch_size) -> Flow:
+    """The flow of the bits of each entry; a last axis may split or join them."""
+    flow, joined = inputs[0], op.inputs[0].shape.rank > output.shape.rank
+    if joined and output.shape.rank in flow.axes:
+        return Flow(DATA, None, coupled=op)
+    return flow.on(flow.axes)
 
 
 def _conv_transpose(op, output, inputs, batch_size) -> Flow:
@@ -576,6 +602,7 @@ _TABLE: dict[str, Callable] = {
     "ResourceGather": _gather,
     "GatherNd": _gather_nd,
     "OneHot": _one_hot,
+    "Bitcast": _bitcast,
     **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), _looked_up),
     **dict.fromkeys("Pad PadV2 MirrorPad".split(), _pad),
     "Conv2DBackpropInput": _conv_transpose,

@@ -46,7 +46,7 @@ def find_taken_example(
     flow = inputs[-1] if op.type == "Split" else inputs[0]
     if flow.kind != DATA or flow.axes is None or len(flow.axes) != 1:
         return None
-    if flow.axes == (0,) and flow.rows != 1:
+    if flow.rows != 1:
         return None
     return rule(op, output, inputs, flow.axes[0], size)
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdpclip.gradients.flows.flow import DATA, PUBLIC, SIZE, Flow
 from tfdpclip.gradients.graph import ops
-from tfdpclip.gradients.graph.known import known_value
+from tfdpclip.gradients.graph.known import EXACT, known_value
 
 
 def size_flow(
@@ -88,7 +88,7 @@ def counted_rows(
     rows for each example.
 
     Args:
-      op: an op of `ops.SHAPERS`, or a `Reshape`.
+      op: an op of `ops.SHAPERS`.
       flow_of: the function from a tensor to its flow.
       axis: the axis of the output on which the rows are counted.
 
@@ -175,7 +175,10 @@ def rows_of_length(
         rows *= factor
         if rows.denominator != 1 or rows <= 0:
             return None  # The division rounds for some numbers of examples.
-    return Flow(DATA, (0,), int(rows), flow.minor and rows > 1)
+    repeats = flow.repeats * rows / flow.rows if flow.minor else 1
+    if repeats != int(repeats):
+        return None
+    return Flow(DATA, (0,), int(rows), int(repeats))
 
 
 def _is_largest(tensor: tf.Tensor) -> bool:
@@ -194,8 +197,8 @@ _Origin = tuple[tf.Tensor, int, "fractions.Fraction | int"]
 
 def _same(op, tensor, place) -> _Origin | None:
     ranks = {op.inputs[0].shape.rank, tensor.shape.rank}
-    exact = tensor.dtype in (tf.int32, tf.int64, tf.float64)
-    return (op.inputs[0], place, 1) if ranks <= {0, 1} and exact else None
+    exact = ranks <= {0, 1} and tensor.dtype in EXACT
+    return (op.inputs[0], place, 1) if exact else None
 
 
 def _sliced(op, tensor, place) -> _Origin | None:

@@ -81,9 +81,9 @@ def find_batches(graph: tf.Graph, ops: list[tf.Operation]) -> list[SparseBatch]:
     return [batch for batch in found if batch.is_whole()]
 
 
-def flows_of(batch: SparseBatch) -> dict:
-    """The flows of the components, by reference."""
-    key = (batch.indices.name,)
+def flows_of(batch: SparseBatch, rows: int) -> dict:
+    """The flows of the components, by reference; each example has `rows` rows."""
+    key = (rows, batch.indices.name)
     rank = batch.indices.shape[-1] or 2
     # The lengths after axis 0 may depend on the longest example.
     shape = Flow(SIZE, power=None, dims=(1, *[None] * (rank - 1)))
@@ -125,8 +125,8 @@ def _role(entry: Entries | None, role: str, key: tuple | None = None) -> bool:
     return key is None or entry.key == key
 
 
-def _rows_apart() -> Flow:
-    return Flow(DATA, (0,), 1)
+def _rows_apart(key: tuple) -> Flow:
+    return Flow(DATA, (0,), key[0])
 
 
 def _reduction(op, found, inputs):
@@ -242,7 +242,7 @@ def _fill_empty_rows(op, output, found, inputs):
     key = (*found[0].key, _FILLED + op.name)
     if output.value_index < 2:
         return _entries(key, (INDICES, VALUES)[output.value_index])
-    return _rows_apart() if output.value_index == 2 else Flow(DATA, None)
+    return _rows_apart(key) if output.value_index == 2 else Flow(DATA, None)
 
 
 def _reorder(op, output, found, inputs):
@@ -269,7 +269,7 @@ def _softmax(op, output, found, inputs):
 def _segment_sum(op, output, found, inputs):
     rows = found[1]
     if _role(rows, ROWS) and _filled(rows.key) and _role(found[0], VALUES, rows.key):
-        return _rows_apart()
+        return _rows_apart(rows.key)
     return None
 
 
@@ -277,7 +277,7 @@ def _looked_up_sum(op, output, found, inputs):
     table, places, rows = found[:3]
     if _role(table, DISTINCT) and _role(places, PLACES, table.key):
         by_row = _role(rows, ROWS, table.key) and _filled(table.key)
-        return _rows_apart() if by_row else None
+        return _rows_apart(table.key) if by_row else None
     return None
 
 
@@ -304,7 +304,7 @@ def accidental_hits(op, output, inputs, batch_size) -> Flow:
         and labels.rows == 1
         and not labels.minor
     ):
-        return _entries((op.name,), VALUES if output.value_index else ROWS)
+        return _entries((1, op.name), VALUES if output.value_index else ROWS)
     return Flow(DATA, None, coupled=op if sampled.kind == DATA else None)
 
 
@@ -314,7 +314,7 @@ def split_strings(op, output, inputs, batch_size) -> Flow:
         return Flow(DATA, None)
     if output.value_index == 2:
         return Flow(SIZE, power=None, dims=(1, None))
-    return _entries((op.name,), (INDICES, VALUES)[output.value_index])
+    return _entries((1, op.name), (INDICES, VALUES)[output.value_index])
 
 
 def _looked_up(op, output, found, inputs):
@@ -352,7 +352,7 @@ def _counted(op, output, found, inputs):
     """The flow of `RaggedBincount`: the counts of the values of each example."""
     apart = _role(found[0], SPLITS) and _role(found[1], VALUES, found[0].key)
     public = all(flow.kind == PUBLIC for flow in inputs[2:])
-    return _rows_apart() if apart and public else None
+    return _rows_apart(found[0].key) if apart and public else None
 
 
 def _grams(op, output, found, inputs):
@@ -374,7 +374,8 @@ def _padded(op, output, found, inputs):
     key = found[4].key if found[4] is not None else None
     apart = _role(found[4], ROWS) and _role(found[1], VALUES, key)
     counted = inputs[3].kind == SIZE and inputs[3].power == 1
-    return _rows_apart() if apart and counted and inputs[2].kind == PUBLIC else None
+    apart = apart and counted and inputs[2].kind == PUBLIC
+    return _rows_apart(key) if apart else None
 
 
 def cross(op, output, inputs, batch_size) -> Flow:
@@ -390,14 +391,14 @@ def cross(op, output, inputs, batch_size) -> Flow:
             if f.kind == DATA
         ]
         return Flow(SIZE, power=None, dims=(1, 0 if dense else None))
-    return _entries((op.name,), (INDICES, VALUES)[output.value_index])
+    return _entries((1, op.name), (INDICES, VALUES)[output.value_index])
 
 
 def _matmul(op, output, found, inputs):
     if not _role(found[0], INDICES) or not _role(found[1], VALUES, found[0].key):
         return None
     apart = inputs[3].kind == PUBLIC and not op.get_attr("adjoint_a")
-    return _rows_apart() if apart else None
+    return _rows_apart(found[0].key) if apart else None
 
 
 def _to_dense(op, output, found, inputs):
@@ -405,7 +406,7 @@ def _to_dense(op, output, found, inputs):
         return None
     if inputs[3].kind == DATA:
         return None
-    return _rows_apart() if output.shape.rank else None
+    return _rows_apart(found[0].key) if output.shape.rank else None
 
 
 def _ctc(op, output, found, inputs):

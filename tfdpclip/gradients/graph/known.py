@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -20,6 +21,9 @@ _PAIRS = {
     "Equal": operator.eq,
     "GreaterEqual": operator.ge,
 }
+
+#: Types that hold every number of examples, and every row number, without rounding.
+EXACT = (tf.int32, tf.int64, tf.float64)
 
 
 def static_number(tensor: tf.Tensor) -> float | None:
@@ -83,19 +87,19 @@ def takes_every_row(op: tf.Operation) -> bool:
     `tf.vectorized_map` selects examples by this op. If there is a single row,
     `tf.vectorized_map` takes row 0 for all examples.
     """
-    rows, indices = op.inputs[0], _through(op.inputs[1])
+    rows, indices = op.inputs[0], before_casts(op.inputs[1])
     if tf.get_static_value(op.inputs[2]) != 0 or op.get_attr("batch_dims"):
         return False
     if indices.op.type == "SelectV2":
         test, indices, single = indices.op.inputs
-        indices = _through(indices)
+        indices = before_casts(indices)
         if test.op.type != "Greater" or static_number(single) != 0:
             return False
         if not _counts_rows(test.op.inputs[0], rows):
             return False
         if static_number(test.op.inputs[1]) != 1:
             return False
-    return _counts_up(indices)
+    return counts_up(indices)
 
 
 def chooses_rows(op: tf.Operation) -> bool:
@@ -109,8 +113,8 @@ def starts_with_rows(indices: tf.Tensor) -> bool:
     """Whether the indices of a `GatherNd` are `[N, K]`, with 0, 1, ... in column 0."""
     if indices.op.type != "Pack" or indices.shape.rank != 2:
         return False
-    return bool(indices.op.get_attr("axis")) and _counts_up(
-        _through(indices.op.inputs[0])
+    return bool(indices.op.get_attr("axis")) and counts_up(
+        before_casts(indices.op.inputs[0])
     )
 
 
@@ -265,16 +269,19 @@ def _is_drawn(tensor: tf.Tensor) -> bool:
     return passed and bool(op.inputs) and all(map(_is_drawn, op.inputs))
 
 
-def _counts_up(indices: tf.Tensor) -> bool:
+def counts_up(indices: tf.Tensor) -> bool:
+    """Whether a vector is 0, 1, 2, and so on."""
+    if indices.dtype not in EXACT:
+        return False
     if indices.op.type != "Range" or indices.shape.rank != 1:
         return False
     start, _, delta = map(static_number, indices.op.inputs)
     return start == 0 and delta == 1
 
 
-def _through(tensor: tf.Tensor) -> tf.Tensor:
+def before_casts(tensor: tf.Tensor) -> tf.Tensor:
     """The vector before ops that keep its entries (`Identity`, `Cast`, `Reshape`)."""
-    while tensor.op.type in ("Identity", "Cast") or (
+    while (tensor.op.type in ("Identity", "Cast") and tensor.dtype in EXACT) or (
         tensor.op.type == "Reshape"
         and tensor.shape.rank == tensor.op.inputs[0].shape.rank == 1
     ):
@@ -417,16 +424,32 @@ def _prod(op, value, axes):
 
 
 def _pair(op, a, b):
-    a, b = (np.reshape(v, ())[()] if np.size(v) == 1 else None for v in (a, b))
-    if a is None or b is None:
-        return None
-    if op.type in ops.QUOTIENTS:
-        return a / b if b != 0 else None
-    return _PAIRS[op.type](a, b)
+    def compute(a, b):
+        if a is None or b is None:
+            return None
+        if op.type in ops.QUOTIENTS:
+            return a / b if b != 0 else None
+        return _PAIRS[op.type](a, b)
+
+    return _by_entry(compute, a, b)
 
 
 def _select(op, test, yes, no):
-    return None if np.size(test) != 1 else yes if np.reshape(test, ())[()] else no
+    return _by_entry(
+        lambda t, a, b: None if t is None else a if t else b, test, yes, no
+    )
+
+
+def _by_entry(compute: Callable, *values):
+    """A function of each entry of numbers and vectors of a single length, or of 1."""
+    lengths = {np.size(value) for value in values} - {1}
+    if len(lengths) > 1 or any(np.ndim(value) > 1 for value in values):
+        return None
+    arrays = np.broadcast_arrays(*(np.array(value, object) for value in values))
+    found = [compute(*entries) for entries in zip(*map(np.ravel, arrays), strict=True)]
+    if all(entry is None for entry in found):
+        return None
+    return found[0] if arrays[0].ndim == 0 else np.array(found, object)
 
 
 _COMPUTED = {

@@ -214,7 +214,7 @@ QUOTIENTS = frozenset("RealDiv Div DivNoNan".split())
 ELEMENTWISE = frozenset(
     """Abs Acos Acosh Add AddN AddV2 Angle ApproximateEqual AsString Asin Asinh Atan
     Atan2 Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0
-    BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Betainc BiasAdd Bitcast BitwiseAnd
+    BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Betainc BiasAdd BitwiseAnd
     BitwiseOr BitwiseXor Bucketize Cast Ceil CheckNumerics CheckNumericsV2
     ClipByValue Complex ComplexAbs Conj Copy CopyHost Cos Cosh Dawsn DebugIdentityV2
     DecodeBase64 Digamma Div DivNoNan Elu EluGrad EncodeBase64 EnsureShape Equal Erf

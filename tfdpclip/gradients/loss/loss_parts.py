@@ -448,10 +448,6 @@ def _rows_by_example(tensor, flows, batch_size) -> tf.Tensor:
         ):
             tensor = tf.identity(tensor)
     if flow.minor:
-        tensor = tf.reshape(tensor, [-1, batch_size, _entries_per_row(tensor)])
+        tensor = tf.reshape(tensor, [flow.repeats, batch_size, -1])
         tensor = tf.transpose(tensor, [1, 0, 2])
     return tf.reshape(tensor, [batch_size, -1])
-
-
-def _entries_per_row(tensor) -> tf.Tensor:
-    return tf.reduce_prod(tf.shape(tensor)[1:])

@@ -302,15 +302,14 @@ def by_example(tensor: tf.Tensor, context: Context, like: tf.Tensor) -> tf.Tenso
       like: a tensor of the analysed graph.
     """
     flow = context.flows[like]
-    minor = flow.leads and flow.minor
     rest = tensor.shape[1:].as_list()
     if None in rest:
         dynamic = tf.shape(tensor)
         rest = [dynamic[i + 1] if d is None else d for i, d in enumerate(rest)]
-    if minor:
-        split = tf.reshape(tensor, [-1, context.batch_size, *rest])
-        perm = [1, 0, *range(2, len(rest) + 2)]
-        return tf.transpose(split, perm)
+    if flow.leads and flow.minor:
+        split = tf.reshape(tensor, [flow.repeats, context.batch_size, -1])
+        split = tf.transpose(split, [1, 0, 2])
+        return tf.reshape(split, [context.batch_size, flow.rows, *rest])
     if flow.leads and flow.rows == 1:
         return tensor[:, tf.newaxis]
     rows = flow.rows if flow.leads and flow.rows else None

@@ -118,6 +118,27 @@ def test_missing_labels_are_refused_before_a_step(make):
     loss_shapes.refuse_missing_labels(model, labelled._drawer.specs)
 
 
+@pytest.mark.parametrize("fault", ["no labels", "texts", "a class without an output"])
+def test_data_at_fault_beside_those_of_fit_refuse_nothing(fault):
+    scheme = dpc.sampling.FixedSize(COUNT // 4, COUNT)
+    labels = np.arange(COUNT) % 3
+    texts = labels.astype(str)
+    wrong = {"no labels": X, "texts": (X, texts)}.get(fault, (X, labels + 7))
+    # The callback finds one of all batches of the scheme, in no fixed order.
+    others = [scheme.batches(wrong) for _ in range(20)]
+    optimizer = dpc.keras.DPSGD(
+        0.1, clip=1.0, noise_multiplier=9.0, expected_batch_size=COUNT // 4
+    )
+    model = tf.keras.Sequential([L.Dense(3)])
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss)
+    # The budget knows the scheme, and not which batches fit gets.
+    budget = dpc.keras.PrivacyBudget(3.0, 1e-5, scheme)
+    model.fit(scheme.batches((X, labels)), callbacks=[budget], verbose=0)
+    assert budget.ledger.steps == 4
+    del others
+
+
 def test_labels_that_a_step_or_no_loss_needs_may_be_missing():
     class Autoencoder(Subclass):
         def train_step(self, data):

@@ -100,10 +100,15 @@ class DrawCheck:
         """
         if self.drawer is None:
             return 0
-        refuse_missing_labels(model, self.drawer.specs)
-        refuse_texts(model, self.drawer.specs)
-        refuse_misfit(model, self.drawer.specs)
-        refuse_unknown_ids(model, self.drawer.arrays)
+        # Only the scheme may be known, and batches of other data exist: the data of
+        # this call are at fault for certain if all of them are.
+        drawers = [self.drawer] if self.known else self._candidates()
+        specs = [spec for drawer in drawers for spec in drawer.specs]
+        refuse_missing_labels(model, specs)
+        refuse_texts(model, specs)
+        refuse_misfit(model, specs)
+        if len(drawers) == 1:
+            refuse_unknown_ids(model, self.drawer.arrays)
         # XLA compiles a step again for every number of rows, so batches get one of few
         # sizes there. A user's own training function may use XLA, too. Eager code sees
         # the number of rows as a static shape, which is taken to be public. Where a

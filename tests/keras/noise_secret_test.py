@@ -353,8 +353,9 @@ def test_steps_that_nobody_counts_have_draws_of_their_own(tmp_path):
     process.run.keep()
     outside = np.concatenate(process.source.sample_all(SHAPES, [1.0, 1.0]))
     Process(tmp_path).step(log)
-    # Both contain past noise; their new draws differ.
-    assert len(log) == 5 and not np.any(np.isclose(outside, log[-1][2], rtol=1e-3))
+    # Both contain past noise; their new draws differ. Of seven numbers, four of other
+    # draws are as near with a probability below 1e-11.
+    assert len(log) == 5 and np.isclose(outside, log[-1][2], rtol=1e-3).sum() < 4
 
 
 def test_a_secret_needs_the_batches_themselves(tmp_path):

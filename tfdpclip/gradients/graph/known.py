@@ -124,8 +124,8 @@ CONSTANT_BY_PLACE = (
 )
 #: The remedy for such a constant.
 BY_ARGUMENT = (
-    "Make labels and other data arguments of the function: TensorFlow makes a constant "
-    "of a small tensor that a function only closes over."
+    "Make labels and other data arguments of the function, which makes constants of "
+    "small tensors that it closes over; seed random numbers anew in each step."
 )
 
 
@@ -250,6 +250,8 @@ def draws_the_same(op: tf.Operation) -> bool:
     pending, seen = list(op.inputs[1:]), set()
     while pending:
         before = pending.pop().op
+        if before.type in ops.RANDOM:
+            return False
         if not before.inputs and before.type not in ("Const", "StatelessRandomGetAlg"):
             return False
         if before not in seen:

@@ -32,7 +32,11 @@ from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA
 from tfdpclip.gradients.graph import fused as fused_layers
 from tfdpclip.gradients.graph import op_copies, ops
-from tfdpclip.gradients.graph.known import BY_ARGUMENT, CONSTANT_BY_PLACE
+from tfdpclip.gradients.graph.known import (
+    BY_ARGUMENT,
+    CONSTANT_BY_PLACE,
+    draws_the_same,
+)
 from tfdpclip.gradients.proof import control_copies
 from tfdpclip.gradients.proof.control_copies import ControlCopies
 from tfdpclip.gradients.proof.isolation_proof import Proof
@@ -136,7 +140,11 @@ class ExamplesAlone:
                 if not known and not trained:
                     self._kept.update((t.ref(), t) for t in op.outputs)
                 continue
-            drawn = op.type in ops.RANDOM or op.type.startswith(ops.SEEDED_DRAWS)
+            # A draw with a constant seed is copied: the copy has the numbers of the
+            # first place for each example.
+            drawn = op.type in ops.RANDOM or (
+                op.type.startswith(ops.SEEDED_DRAWS) and not draws_the_same(op)
+            )
             if drawn and all(flows[t].made and self._has_rows(t) for t in op.outputs):
                 self._random += op.outputs
             else:

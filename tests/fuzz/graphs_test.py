@@ -7,7 +7,7 @@ from tests.fuzz.graphs.graph import judge
 from tfdpclip.gradients.flows import gradient_flows, op_flows
 from tfdpclip.gradients.flows.flow import Flow
 from tfdpclip.gradients.graph import ops
-from tfdpclip.gradients.proof import isolation_proof
+from tfdpclip.gradients.proof import isolation_proof, single_examples
 
 GRAPHS = 40
 
@@ -27,9 +27,25 @@ def test_graphs_of_the_day():
         assert not found.unsound, (number, found)
 
 
+@pytest.mark.slow
+def test_no_gradient_that_is_made_alone_moves():
+    judged = [judge(f"3-{number}", alone=True) for number in range(3 * GRAPHS)]
+    unknown = [found for found in judged if found.verdict == "unknown"]
+    assert len(unknown) > 5
+    assert all(found.moves is None for found in unknown)
+
+
 def _is_found(*steps, within=0.9, tries=12):
     found = (judge(f"planted-{i}", steps, within) for i in range(tries))
     return any(judgement.unsound for judgement in found)
+
+
+@pytest.mark.slow
+def test_numbers_of_one_seed_that_are_taken_for_fresh_are_found(monkeypatch):
+    monkeypatch.setattr(single_examples, "draws_the_same", lambda op: False)
+    steps = ("dense", "made_for_rows")
+    found = (judge(f"seed-{i}", steps, 0.2, alone=True) for i in range(60))
+    assert any(judgement.moves for judgement in found)
 
 
 def _row_by_row(op, output, inputs, batch_size):

@@ -594,7 +594,9 @@ def made_for_rows(draw, v):
     """With numbers that are made as many as there are rows."""
     axis = draw.pick(i for i, d in enumerate(v.dims) if not d.fixed)
     count = tf.shape(v.tensor)[axis]
-    how = draw.pick(["zeros", "fill", "range", "parameters", "linspace", "eye"])
+    how = draw.pick(
+        ["zeros", "fill", "range", "parameters", "linspace", "eye", "one seed"]
+    )
     if how == "zeros":
         numbers = tf.zeros([count])
     elif how == "fill":
@@ -603,6 +605,8 @@ def made_for_rows(draw, v):
         numbers = tf.cast(tf.range(count), tf.float32) / 5
     elif how == "linspace":
         numbers = tf.linspace(0.0, 1.0, count)
+    elif how == "one seed":
+        numbers = tf.random.stateless_uniform([count], seed=[7, 1])
     elif how == "eye":
         numbers = tf.reduce_sum(tf.eye(count) * 0.5, draw.pick([0, 1]))
     else:

@@ -12,6 +12,7 @@ from tests.fuzz.graphs import other_steps, sparse_start  # noqa: F401  more step
 from tests.fuzz.graphs.array_steps import STEPS
 from tests.fuzz.graphs.truth import first_batch, moves
 from tests.fuzz.graphs.values import ROWS, Drawer, SkipStep, Value, fixed
+from tfdpclip.gradients.engine import PerExampleGradients
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.inlining import inline_calls
@@ -127,7 +128,7 @@ def _losses(draw: Drawer, value: Value, x: Value, y: Value) -> tf.Tensor:
 
 
 def build(
-    seed: str, only: tuple[str, ...] = (), within: float = 0.9
+    seed: str, only: tuple[str, ...] = (), within: float = 0.9, alone: bool = False
 ) -> tuple[_Graph, list[list[int]], int | None, int, list[str]]:
     """Traces the graph of a seed.
 
@@ -160,6 +161,8 @@ def build(
         value = _body(draw, data, labels, only)
         loss = _losses(draw, value, data, labels)
         losses = _judge(graph, loss, weights, each)
+        if alone:
+            return _gradients_alone(graph, loss, weights, weight, each)
         (gradient,) = tf.gradients(losses, [weights], weight)
         if gradient is None:
             raise SkipStep
@@ -186,6 +189,20 @@ def build(
     if graph.function is not None and sparse:
         graph.function = sparse_start.of_dense(graph.function)
     return graph, [[each, *shape], [each]], examples, each, names
+
+
+def _gradients_alone(graph: _Graph, loss, weights, weight, each):
+    """The engine's norms, `[B]`, and weighted sum, if the proof does not know an op."""
+    if graph.verdict != "unknown":
+        raise SkipStep
+    engine = PerExampleGradients(
+        loss,
+        [weights],
+        nominal_batch_size=8.0,
+        check_gradients="never",
+        rows_per_record=each,
+    )
+    return engine.norms, engine.weighted_sum(weight)[0]
 
 
 def hash_of(seed: str) -> int:
@@ -215,7 +232,11 @@ def _judge(graph: _Graph, loss, weights, each) -> tf.Tensor:
 
 
 def judge(
-    seed: str, only: tuple[str, ...] = (), within: float = 0.9, examples: int = 5
+    seed: str,
+    only: tuple[str, ...] = (),
+    within: float = 0.9,
+    examples: int = 5,
+    alone: bool = False,
 ) -> Judgement:
     """Judges the graph of a seed.
 
@@ -224,8 +245,10 @@ def judge(
       only: the names of the steps that may be drawn; all of them if empty.
       within: how often an axis is drawn that counts no rows.
       examples: how many the first batch has, if that is not static.
+      alone: judges, in the place of the loss, the gradients that the engine makes one
+        example at a time; "impossible" if the proof does not end at an unknown op.
     """
-    graph, shapes, static, _, names = build(seed, only, within)
+    graph, shapes, static, _, names = build(seed, only, within, alone)
     said = f"{' > '.join(names)}: {graph.said}"
     if graph.function is None:
         return Judgement("impossible", None, "", said)

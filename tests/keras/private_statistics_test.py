@@ -568,14 +568,14 @@ class TestAdaptedLayers:
             plan = self._fit(public=False)
         text = " ".join(str(warning.message) for warning in found)
         assert "Normalization(mean=m.mean" in text and "public_statistics" in text
-        assert "is of public data: 'scaling'" in str(plan.statement())
+        assert "layers 'scaling' were adapted to public data" in str(plan.statement())
 
     @pytest.mark.slow
     def test_public_data_are_said_and_stated(self):
         with warnings.catch_warnings():
             warnings.simplefilter("error", dpc.keras.PrivateStateWarning)
             plan = self._fit(public=True)
-        assert "is of public data: 'scaling'" in str(plan.statement())
+        assert "layers 'scaling' were adapted to public data" in str(plan.statement())
 
     def test_what_is_no_layer_is_refused(self):
         with pytest.raises(ValueError, match="must be a Keras layer"):

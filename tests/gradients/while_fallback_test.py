@@ -12,7 +12,11 @@ from tests.gradients.cases import (
     variable,
 )
 from tests.keras.helpers import mostly_slow
-from tfdpclip.gradients import JacobianFallbackWarning, per_example_norms
+from tfdpclip.gradients import (
+    JacobianFallbackWarning,
+    OneByOneWarning,
+    per_example_norms,
+)
 
 L = tf.keras.layers
 
@@ -118,9 +122,9 @@ def test_what_cannot_be_recorded_falls_back_and_says_so(name):
 
 
 @pytest.mark.slow
-def test_a_loop_that_the_data_end_has_no_rule():
+def test_a_loop_that_the_data_end_runs_for_each_example_alone():
     per_example, variables, data = until_all_are_done()
-    with pytest.warns(JacobianFallbackWarning, match="While"):
+    with pytest.warns(OneByOneWarning, match="While"):
         check_engine(per_example, variables, data)
 
 

@@ -144,6 +144,14 @@ def state_of(step, noise):
     return dict(step=step, ticket=(1, 2), before=(0, 0), run=noise.digest, kept=[0.0])
 
 
+@pytest.mark.parametrize("name", ["noise_multiplier", "clip", "noise"])
+def test_an_array_beside_the_aggregator_is_an_error_that_names_it(name):
+    factory = federated.clipped_mean(2.0, 20, 1.0)
+    cohorts = SCHEMES["poisson"].cohorts(IDS)
+    with pytest.raises(ValueError, match=name):
+        RoundBudget(9.0, DELTA, cohorts, aggregator=factory, **{name: np.zeros(2)})
+
+
 @pytest.mark.parametrize(
     "given, named",
     [

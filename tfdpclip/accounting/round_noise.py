@@ -91,15 +91,17 @@ def noise_of_aggregator(aggregator: Any, said: dict[str, Any], unit: Any) -> Any
         _arguments.choice("unit", unit, ("client",))
     clip, noise = aggregator.clip, aggregator.correlated
     follows = {
-        "noise_multiplier": (None, (aggregator.noise_multiplier,)),
+        "noise_multiplier": (None, (float(aggregator.noise_multiplier),)),
         "clip": ("", (clip, str(clip))),
         "noise": (None, () if noise is None else (noise,)),
     }
     for name, (left_out, fits) in follows.items():
         given = said[name]
-        if given is left_out or given == left_out:
+        if name == "noise_multiplier" and given is not None:
+            given = _arguments.number(name, given)
+        if given is left_out or _equal(given, left_out):
             continue
-        if not any(given == value for value in fits):
+        if not any(_equal(given, value) for value in fits):
             raise PrivacyMismatchError(
                 f"{name}={_arguments.shown(given)} contradicts aggregator, which has "
                 f"{name} {_arguments.shown(fits[0] if fits else None)}: the aggregator "
@@ -107,6 +109,11 @@ def noise_of_aggregator(aggregator: Any, said: dict[str, Any], unit: Any) -> Any
                 + see("two-numbers-for-one-noise")
             )
     return noise
+
+
+def _equal(given: Any, value: Any) -> bool:
+    """Whether two values of one type are equal: arrays and tensors may not compare."""
+    return isinstance(given, type(value)) and bool(given == value)
 
 
 def settings_of_noise(noise: Any, scheme: Any) -> dict[str, Any]:

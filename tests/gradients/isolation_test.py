@@ -205,7 +205,6 @@ def test_sequences_whose_batch_is_elsewhere_are_refused():
     kernel = variable(3, 3, 5)
     cases = {
         "attention": (lambda x: squash(attend(x)), attend.trainable_variables),
-        "reshape": (lambda x: squash(dense(tf.reshape(x, [6, -1, 3]))), [W]),
         "reinterpreted": (
             lambda x: squash(tf.reshape(tf.transpose(dense(x), [1, 0, 2]), [-1, 6, 5])),
             [W],
@@ -218,6 +217,9 @@ def test_sequences_whose_batch_is_elsewhere_are_refused():
     }
     for per_example, variables in cases.values():
         assert_refused(per_example, variables, data)
+    # Six losses of four records have no row to read.
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        norms_of(lambda x: squash(dense(tf.reshape(x, [6, -1, 3]))), [W], data)
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
         norms_of(
             lambda x: squash(
@@ -252,17 +254,18 @@ def test_permuted_ids_are_refused():
 
 
 @pytest.mark.slow
-def test_the_error_names_the_variable_and_the_op():
-    with pytest.raises(tf.errors.InvalidArgumentError, match="Variable.*MatMul"):
+def test_the_error_names_the_op_and_its_type():
+    with pytest.raises(ExampleIsolationError, match=r"'Reshape\w*' \(a Reshape\)"):
         norms_of(IN_PAIRS, [W], X)
 
 
 @pytest.mark.slow
 def test_first_checks_once_and_never_does_not():
-    assert_refused(IN_PAIRS, [W], X, when="first")
-    assert norms_of(IN_PAIRS, [W], X, when="never").shape == [4]
+    mixing = MIXING["minor_for_major"]
+    assert_refused(mixing, [W], X, when="first")
+    assert norms_of(mixing, [W], X, when="never").shape == [4]
     with pytest.raises(ValueError, match="check_gradients"):
-        norms_of(IN_PAIRS, [W], X, when="sometimes")
+        norms_of(mixing, [W], X, when="sometimes")
 
 
 @pytest.mark.slow
@@ -324,20 +327,19 @@ def clipped_on_the_way_back(x):
 
 
 @pytest.mark.slow
-def test_a_gradient_that_does_not_scale_with_the_loss_is_refused_for_that():
+def test_a_gradient_that_does_not_scale_with_the_loss_is_that_of_each_example():
     def per_example(x):
         return tf.reduce_sum(tf.square(clipped_on_the_way_back(dense(x))), axis=1)
 
-    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        norms_of(per_example, [W], X)
-    for part in ("does not scale with its loss", "custom_gradient", "IdentityN"):
-        assert part in str(caught.value)
-    # Which would be written with backslashes.
-    assert "\\'" not in str(caught.value)
+    found = norms_of(per_example, [W], X)
+    for i, norm in enumerate(found):
+        with tf.GradientTape() as tape:
+            loss = per_example(X[i : i + 1])
+        np.testing.assert_allclose(norm, tf.norm(tape.gradient(loss, W)), rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_an_error_does_not_speak_of_gradient_functions_where_there_are_none():
-    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+    with pytest.raises(ExampleIsolationError) as caught:
         norms_of(IN_PAIRS, [W], X)
     assert "custom_gradient" not in str(caught.value)

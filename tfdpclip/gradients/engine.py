@@ -29,7 +29,7 @@ from tfdpclip import _tf_private
 from tfdpclip._arguments import choice, integer, items, positive, shown
 from tfdpclip._devices import in_xla
 from tfdpclip._variables import all_unwrapped
-from tfdpclip.gradients.checks.rule_check import RuleCheck
+from tfdpclip.gradients.checks.rule_check import RuleCheck, error_of
 from tfdpclip.gradients.checks.status import CheckStatus
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.flows.dataflow import Dataflow
@@ -273,7 +273,7 @@ class PerExampleGradients(RecordGradients):
         """Sets `status`, and `checks_passed`, of this step and all steps before."""
         # The comparison begins at this op, which waits for the sums of the step.
         self._gate: tf.Tensor | None = None
-        self.status = CheckStatus(when)
+        self.status = CheckStatus(when, error_of(self.proof))
         # The graph of a trace keeps the status of that trace alive.
         graph.add_to_collection("tfdpclip_checks", self.status)
         self.checks_passed = self._compare_if_due(when, groups)

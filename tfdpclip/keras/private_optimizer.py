@@ -19,7 +19,7 @@ from tfdpclip._docs import see
 from tfdpclip._outside import outside_of_functions
 from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.accounting.phases import PrivacyMismatchError
-from tfdpclip.gradients import GradientMismatchError, PerExampleGradients
+from tfdpclip.gradients import PerExampleGradients
 from tfdpclip.gradients.eager import EagerGradients
 from tfdpclip.gradients.engine import refuse_repeated
 from tfdpclip.gradients.flows.dataflow import Dataflow
@@ -283,13 +283,14 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             local.constant.raise_if_changed()
             local.constant.reset()
             statuses += local.statuses
-        if any(status.failed for status in statuses):
-            raise GradientMismatchError(
-                "A gradient differs from an ordinary backward pass. The first step "
-                "found this inside code compiled by XLA, which cannot raise; no "
-                "example contributed to the steps since, which hold noise only. Run "
-                "once without jit_compile and with check_gradients='always' to see "
-                "the variable and the op." + see("a-wrong-gradient")
+        failed = next((status for status in statuses if status.failed), None)
+        if failed is not None:
+            raise type(failed.error)(
+                f"{failed.error} The first step found this inside code compiled by "
+                "XLA, which cannot raise; no example contributed to the steps since, "
+                "which hold noise only. Run once without jit_compile and with "
+                "check_gradients='always' to see the variable and the op."
+                + see("a-wrong-gradient")
             )
         return super().finalize_variable_values(var_list)
 

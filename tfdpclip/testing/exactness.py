@@ -108,7 +108,8 @@ def assert_exact(
     )
     if not bool(comparison.compared):
         raise AssertionError(
-            "Nothing could be compared: no example has a finite gradient."
+            "The gradients could not be compared: a gradient is not finite, or all "
+            "gradients are 0. Give a batch of other examples."
         )
     if not report.worst <= tolerance:
         raise AssertionError(f"Not exact: {report}.")
@@ -156,12 +157,12 @@ def _every_difference(check: RuleCheck, records: Any) -> Differences:
         gradient = check.gradient(weights)
         own, finite = check.sums(weights, gradient)
         *others, shows = check.norms(alone, gradient)
-        return [own, *others, finite & shows]
+        return [own, *others, finite, finite & shows]
 
     width, groups = len(records.variables), check.groups
     specs = [tf.TensorSpec([n], tf.float32) for n in (width, width, groups)]
-    specs += [tf.TensorSpec([], t) for t in (tf.float32, tf.bool)]
-    own, norms, total, excess, shows = tf.map_fn(
+    specs += [tf.TensorSpec([], t) for t in (tf.float32, tf.bool, tf.bool)]
+    own, norms, total, excess, finite, shows = tf.map_fn(
         of_one,
         tf.eye(records.parts.batch_size) > 0,
         fn_output_signature=specs,
@@ -169,7 +170,8 @@ def _every_difference(check: RuleCheck, records: Any) -> Differences:
     )
     worst = [tf.reduce_max(part, axis=0) for part in (own, norms, total, excess)]
     own, norms, total, excess = worst
-    compared = whole & tf.reduce_any(shows)
+    # A gradient of 0 shows nothing; a gradient that is not finite hides a difference.
+    compared = whole & tf.reduce_all(finite) & tf.reduce_any(shows)
     return Differences(tf.maximum(sums, own), norms, total, excess, compared)
 
 

@@ -42,6 +42,7 @@ from tfdpclip._constants import vector
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
 from tfdpclip.gradients.checks import chance
+from tfdpclip.gradients.errors import ExampleIsolationError, GradientMismatchError
 from tfdpclip.gradients.forms.records import LOST_SQUARE
 from tfdpclip.gradients.graph import op_copies
 from tfdpclip.gradients.graph.backward import gradients_at, own_gradients
@@ -207,7 +208,8 @@ class RuleCheck:
             for kind in (_wrong_sum, _wrong_norm):
                 messages += [kind(*place) for place in places]
             if not engine.proof.proven:
-                messages = [_combined(engine.proof)] * len(messages)
+                combined = f"ExampleIsolationError: {error_of(engine.proof)}"
+                messages = [combined + see("mixed-examples")] * len(messages)
             # The first disagreement. If all agree, an earlier step failed.
             first = tf.argmin(tf.cast(tf.concat([every, [False]], 0), tf.int32))
             message = tf.gather([*messages, _WRONG_TOTAL, _AGAIN], first)
@@ -274,7 +276,7 @@ class RuleCheck:
 
         Returns:
           `norms`, `groups` and `excess` of `Differences`, and whether the gradient is
-          finite, and more than rounding.
+          finite, and so large that rounding is within the limit.
         """
         squares, terms = (
             tf.reduce_sum(tf.where(alone, part, 0.0), axis=1)
@@ -289,8 +291,10 @@ class RuleCheck:
         lengths *= scales
         groups, excess = self._decisive(alone, lengths, rounded)
         groups, excess = (tf.where(every, part, 0.0) for part in (groups, excess))
-        cancelled = tf.gather(self._cancelled, self._columns)
-        return [short, groups, excess, every & tf.reduce_any(lengths > cancelled)]
+        # Where rounding may exceed the limit, a wrong norm would pass: such an example,
+        # beside a far larger gradient, is inconclusive.
+        least = tf.gather(self._cancelled, self._columns) / self.limit
+        return [short, groups, excess, every & tf.reduce_any(lengths > least)]
 
     @functools.cached_property
     def _squares_and_terms(self) -> tuple[tf.Tensor, tf.Tensor]:
@@ -372,20 +376,25 @@ class RuleCheck:
         return groups, tf.reduce_max(tf.where(shows & exact, over, 0.0))
 
 
-def _combined(proof: Proof) -> str:
+def error_of(proof: Proof) -> Exception:
+    """The error that a failed comparison means, by the proof of the step."""
+    if proof.proven:
+        return GradientMismatchError(
+            "A gradient differs from an ordinary backward pass."
+        )
     op = proof.op
     if proof.reason == CONSTANT_BY_PLACE:
-        return (
-            f"ExampleIsolationError: the op `{op.name}` (a {op.type}) reads a constant "
+        return ExampleIsolationError(
+            f"the op `{op.name}` (a {op.type}) reads a constant "
             "with a row for each place in the batch, so an example has a different "
-            f"gradient alone than in the batch. {BY_ARGUMENT}" + see("mixed-examples")
+            f"gradient alone than in the batch. {BY_ARGUMENT}"
         )
-    return (
-        f"ExampleIsolationError: the op `{op.name}` (a {op.type}) combines the "
+    return ExampleIsolationError(
+        f"the op `{op.name}` (a {op.type}) combines the "
         "examples of a batch, or depends on their places or on the number of examples: "
         "an example has a different gradient alone than in the batch. Compute the op "
         "from each example's own rows, or in the data pipeline, before batches are "
-        "drawn." + see("mixed-examples")
+        "drawn."
     )
 
 

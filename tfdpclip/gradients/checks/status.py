@@ -23,9 +23,11 @@ class CheckStatus:
 
     Args:
       when: "first" (until a batch has finite, nonzero gradients), "always" or "never".
+      error: the error that a failed comparison means, for code that cannot raise.
     """
 
-    def __init__(self, when: str):
+    def __init__(self, when: str, error: Exception):
+        self.error = error
         self._when = when
         self._verdict: tf.Variable | None = None
         if when != "never":

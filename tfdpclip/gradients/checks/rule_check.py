@@ -151,10 +151,12 @@ class RuleCheck:
         weights = self.weights(order)
         # A comparison instead of an index, so that XLA compiles an empty batch.
         alone = tf.equal(order, 0)
-        # Traced once. The two passes run in sequence, to save memory.
-        gradient = (
-            self.gradient if in_xla() else op_copies.call_uninlined(self.gradient)
-        )
+        # Traced once. The two passes run in sequence, to save memory. They are rewritten
+        # by TensorFlow like the step: the gradient of a saturated sigmoid is rounding,
+        # which depends on the order of a sum.
+        gradient = self.gradient
+        if not in_xla():
+            gradient = op_copies.call_uninlined(gradient, optimised=True)
         many = gradient(weights)
         with tf.control_dependencies([many]):
             one = gradient(tf.cast(alone, tf.float32))

@@ -198,13 +198,21 @@ def _here(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
     return once(("copy", tensor.ref()), make)
 
 
-def call_uninlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function as a call that TensorFlow neither inlines nor optimises.
+def call_uninlined(
+    function: Callable[..., Any], optimised: bool = False
+) -> Callable[..., Any]:
+    """Wraps a function as a call that TensorFlow does not inline.
 
     The wrapped function is for a branch of `tf.cond`. TensorFlow inlines the ops of
     both branches into the graph around, and every step then visits the ops of the
     branch that is not taken; for a small model, a step without a check would take four
-    times as long. Optimising the ops would take longer than running a few checks.
+    times as long.
+
+    Args:
+      function: the function.
+      optimised: whether TensorFlow rewrites the ops of the function, which takes longer
+        than running a few checks. Rewriting reorders sums: where terms cancel, only a
+        rewritten function gives the numbers of the rewritten graph around.
     """
     made = tf.function(
         function, autograph=False, experimental_attributes={"_noinline": True}
@@ -212,7 +220,8 @@ def call_uninlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*arguments):
         result = made(*arguments)
-        _tf_private.run_as_it_is(tf.nest.flatten(result)[0].op)
+        if not optimised:
+            _tf_private.run_as_it_is(tf.nest.flatten(result)[0].op)
         return result
 
     return call

@@ -13,8 +13,8 @@
 # `tf.constant` of the same words in the dict.
 #
 # Why one would have guessed otherwise: text columns are what StringLookup is for, the
-# model takes the dict, and Keras 2.14 takes NumPy objects in all three methods. An input that
-# `fit` cannot use should be found before an epoch is trained.
+# model takes the dict, and Keras 2.14 takes NumPy objects in all three methods. An
+# input that `fit` cannot use should be found before an epoch is trained.
 #
 # Output seen:
 #     keras 3.15.1, tensorflow 2.21.0

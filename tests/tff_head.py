@@ -103,8 +103,8 @@ DIFFERENCES = {
         "Has a parameter nesterov, False by default, which nothing here sets."
     ),
     "learning.algorithms.build_unweighted_fed_avg": (
-        "Has a parameter measure_timing, False by default: True releases clients' "
-        "times without noise, as all client metrics. Tell users before a port."
+        "Has a parameter measure_timing, False by default: True releases the least, "
+        "the largest and the mean time of the clients, without noise."
     ),
     "learning.models.from_keras_model": (
         "Takes Keras 3 models as well, and compiled ones."

@@ -17,6 +17,7 @@ import inspect
 import operator
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -125,6 +126,13 @@ if _missing:
         f"TensorFlow Federated {tff.__version__} lacks {', '.join(_missing)}, which "
         "tfdpclip.federated uses. Install the release of requirements.txt, 0.87; or "
         "write the new places into tfdpclip/federated/_tff.py."
+    )
+if not tff.__version__.startswith("0.87."):
+    warnings.warn(
+        f"The noise of tfdpclip.federated was tested with TensorFlow Federated 0.87, "
+        f"and {tff.__version__} is installed. Before you rely on a guarantee, run all "
+        "of tests/federated, the slow tests too.",
+        stacklevel=2,
     )
 
 

@@ -123,9 +123,7 @@ def test_a_worker_that_cannot_be_ended_is_refused_before_it_starts(monkeypatch):
     class Other:
         executor_factory = None
 
-    monkeypatch.setattr(
-        _tff.tff.backends.native, "create_sync_local_cpp_execution_context", Other
-    )
+    monkeypatch.setitem(_tff._CONTEXTS, (False, False), Other)
     with pytest.raises(RuntimeError, match="requirements.txt"):
         with dpc.federated.local_context():
             pass

@@ -15,6 +15,16 @@ except ImportError as error:
     print(error)
 """
 
+_OTHER = """
+import warnings
+import tensorflow_federated
+tensorflow_federated.__version__ = "0.88.0"
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import tfdpclip.federated
+print(*[w.message for w in caught if "tfdpclip" in str(w.message)], sep="\\n")
+"""
+
 
 def _run(code):
     done = subprocess.run(
@@ -40,6 +50,12 @@ def test_without_it_one_sentence_says_why_and_what_to_install():
     assert "--require-hashes -r requirements.txt" in line
 
 
+@pytest.mark.slow
+def test_a_release_whose_noise_was_not_tested_warns():
+    (line,) = _run(_OTHER).splitlines()
+    assert "0.87, and 0.88.0 is installed" in line
+
+
 def test_federated_does_not_import_other_privacy_libraries_itself():
     # TensorFlow Federated does, so that only our own imports can be looked at.
     import pathlib
@@ -50,5 +66,3 @@ def test_federated_does_not_import_other_privacy_libraries_itself():
     for path in folder.glob("*.py"):
         text = path.read_text()
         assert "tensorflow_privacy" not in text, path
-        if path.name != "_tff.py":
-            assert "import tensorflow_federated" not in text, path

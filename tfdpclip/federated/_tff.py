@@ -1,7 +1,9 @@
-"""Every symbol of TensorFlow Federated that this package uses.
+"""Every symbol of TensorFlow Federated that this package uses, and its places.
 
-Releases after 0.87 moved most of the symbols (to `federated_language`) and renamed
-some, so that porting mostly means changing this module.
+`_kept` names a symbol that has one place, below `tensorflow_federated`. `_moved` names
+a symbol that is below `tensorflow_federated` in 0.87, and below `federated_language`
+on the main branch, which has no wheel. tests/tff_head.py lists the main branch's names
+and notes what differs in them.
 """
 
 from __future__ import annotations
@@ -10,15 +12,18 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
+import importlib
 import inspect
+import operator
 import os
 import threading
+import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import attrs
 import grpc
-import tensorflow as tf
 
 from tfdpclip._arguments import shown
 
@@ -32,43 +37,103 @@ except ImportError as error:
         "-r requirements.txt."
     ) from error
 
-UnweightedAggregationFactory = tff.aggregators.UnweightedAggregationFactory
-WeightedAggregationFactory = tff.aggregators.WeightedAggregationFactory
-EstimationProcess = tff.templates.EstimationProcess
-SumFactory = tff.aggregators.SumFactory
-UnweightedMeanFactory = tff.aggregators.UnweightedMeanFactory
+_missing: list[str] = []
 
-AggregationProcess = tff.templates.AggregationProcess
-MeasuredProcessOutput = tff.templates.MeasuredProcessOutput
 
-tf_computation = tff.tensorflow.computation
-federated_computation = tff.federated_computation
+def _found(*places: str) -> Any:
+    """The symbol at the first of its places that the installed packages have."""
+    for place in places:
+        package, _, names = place.partition(".")
+        with contextlib.suppress(ImportError, AttributeError):
+            return operator.attrgetter(names)(importlib.import_module(package))
+    _missing.append(" or ".join(places))
+    return None
 
-AnyType = tff.Type
-TensorType = tff.TensorType
-StructType = tff.StructType
-FederatedType = tff.FederatedType
-CLIENTS = tff.CLIENTS
-SERVER = tff.SERVER
 
-federated_broadcast = tff.federated_broadcast
-federated_eval = tff.federated_eval
-federated_map = tff.federated_map
-federated_sum = tff.federated_sum
-federated_value = tff.federated_value
-federated_zip = tff.federated_zip
-secure_sum_bitwidth = tff.federated_secure_sum_bitwidth
-secure_modular_sum = tff.backends.mapreduce.federated_secure_modular_sum
+def _kept(place: str) -> Any:
+    return _found(f"tensorflow_federated.{place}")
 
-algorithms = tff.learning.algorithms
-Optimizer = tff.learning.optimizers.Optimizer
-build_sgdm = tff.learning.optimizers.build_sgdm
 
-FederatedDataSource = tff.program.FederatedDataSource
-FederatedDataSourceIterator = tff.program.FederatedDataSourceIterator
+def _moved(place: str, now: str | None = None) -> Any:
+    return _found(f"tensorflow_federated.{place}", f"federated_language.{now or place}")
 
-AsyncContext = tff.framework.AsyncContext
-ProgramContext = tff.program.NativeFederatedContext
+
+UnweightedAggregationFactory = _kept("aggregators.UnweightedAggregationFactory")
+WeightedAggregationFactory = _kept("aggregators.WeightedAggregationFactory")
+EstimationProcess = _kept("templates.EstimationProcess")
+SumFactory = _kept("aggregators.SumFactory")
+UnweightedMeanFactory = _kept("aggregators.UnweightedMeanFactory")
+
+AggregationProcess = _kept("templates.AggregationProcess")
+MeasuredProcessOutput = _kept("templates.MeasuredProcessOutput")
+
+tf_computation = _kept("tensorflow.computation")
+federated_computation = _moved("federated_computation")
+
+AnyType = _moved("Type")
+TensorType = _moved("TensorType")
+StructType = _moved("StructType")
+FederatedType = _moved("FederatedType")
+CLIENTS = _moved("CLIENTS")
+SERVER = _moved("SERVER")
+to_type = _moved("to_type")
+
+federated_broadcast = _moved("federated_broadcast")
+federated_eval = _moved("federated_eval")
+federated_map = _moved("federated_map")
+federated_sum = _moved("federated_sum")
+federated_zip = _moved("federated_zip")
+secure_sum_bitwidth = _moved("federated_secure_sum_bitwidth")
+secure_modular_sum = _kept("backends.mapreduce.federated_secure_modular_sum")
+
+algorithms = _kept("learning.algorithms")
+build_sgdm = _kept("learning.optimizers.build_sgdm")
+
+FederatedDataSource = _moved("program.FederatedDataSource")
+FederatedDataSourceIterator = _moved("program.FederatedDataSourceIterator")
+
+AsyncContext = _moved("framework.AsyncContext")
+ProgramContext = _moved("program.NativeFederatedContext")
+
+# Used in this module only.
+_StructWithPythonType = _moved("StructWithPythonType")
+_Struct = _kept("structure.Struct")
+_elements = _moved("structure.iter_elements", "StructType.items")
+_contained = _moved("types.type_to_py_container", "framework.type_to_py_container")
+_type_contains = _moved("types.contains", "framework.type_contains")
+_context_stack = _moved("framework.get_context_stack")
+_materialize = _moved("program.materialize_value")
+# By whether secure sums are simulated, and whether the context is asynchronous.
+_CONTEXTS = {
+    (False, False): _kept("backends.native.create_sync_local_cpp_execution_context"),
+    (False, True): _kept("backends.native.create_async_local_cpp_execution_context"),
+    (True, False): _kept("backends.test.create_sync_test_cpp_execution_context"),
+    (True, True): _kept("backends.test.create_async_test_cpp_execution_context"),
+}
+_without_secure = _kept("backends.test.replace_secure_intrinsics_with_bodies")
+_compile_natively = _kept("backends.native.desugar_and_transform_to_native")
+_compile_mergeable = _kept("backends.native.compile_to_mergeable_comp_form")
+_Context = _moved("framework.AsyncExecutionContext")
+_MergeableContext = _kept("framework.MergeableCompExecutionContext")
+_Executor = _kept("framework.RemoteExecutor")
+_ExecutorFactory = _kept("framework.ResourceManagingExecutorFactory")
+_Stub = _kept("framework.RemoteExecutorGrpcStub")
+_transform_args = _kept("tensorflow.transform_args")
+_transform_result = _kept("tensorflow.transform_result")
+
+if _missing:
+    raise ImportError(
+        f"TensorFlow Federated {tff.__version__} lacks {', '.join(_missing)}, which "
+        "tfdpclip.federated uses. Install the release of requirements.txt, 0.87; or "
+        "write the new places into tfdpclip/federated/_tff.py."
+    )
+if not tff.__version__.startswith("0.87."):
+    warnings.warn(
+        f"The noise of tfdpclip.federated was tested with TensorFlow Federated 0.87, "
+        f"and {tff.__version__} is installed. Before you rely on a guarantee, run all "
+        "of tests/federated, the slow tests too.",
+        stacklevel=2,
+    )
 
 
 def is_plain_sum(factory: Any) -> bool:
@@ -102,7 +167,7 @@ def named_leaves(value_type: Any) -> list[tuple[str, Any]]:
             f"{shown(value_type)}."
         )
     leaves = []
-    for i, (name, element) in enumerate(tff.structure.iter_elements(value_type)):
+    for i, (name, element) in enumerate(_elements(value_type)):
         part = str(i) if name is None else name
         if isinstance(element, TensorType):
             leaves.append((part, element))
@@ -113,59 +178,58 @@ def named_leaves(value_type: Any) -> list[tuple[str, Any]]:
 
 def elements(struct_type: Any) -> list[tuple[str | None, Any]]:
     """The names and types of a structure's elements, in order."""
-    return list(tff.structure.iter_elements(struct_type))
+    return list(_elements(struct_type))
 
 
 def flatten(value: Any) -> list[Any]:
     """The leaves of a value, as a TensorFlow computation receives it."""
-    if tf.is_tensor(value):
+    parts = _parts(value)
+    if parts is None:
         return [value]
-    return tff.structure.flatten(tff.structure.from_container(value, recursive=True))
+    return [leaf for part in parts for leaf in flatten(part)]
+
+
+def _parts(value: Any) -> list[Any] | None:
+    """The parts of a container, in their order in its type; None for a leaf."""
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, (tuple, list, _Struct)):
+        return list(value)
+    if attrs.has(type(value)):
+        return list(attrs.astuple(value, recurse=False))
+    return None
 
 
 def pack(leaves: list[Any], value_type: Any) -> Any:
     """The inverse of `flatten`, with the Python containers of `value_type`."""
+    return _contained(_packed(iter(leaves), value_type), value_type)
+
+
+def _packed(leaves: Iterator[Any], value_type: Any) -> Any:
     if isinstance(value_type, TensorType):
-        return leaves[0]
-    packed = tff.structure.pack_sequence_as(_template(value_type), leaves)
-    return tff.types.type_to_py_container(packed, value_type)
+        return next(leaves)
+    parts = [(name, _packed(leaves, part)) for name, part in _elements(value_type)]
+    return _Struct(parts)
 
 
 def with_dtype(value_type: Any, dtype: Any) -> Any:
     """`value_type` with every leaf of `dtype`."""
-    cast = [TensorType(dtype, leaf.shape) for _, leaf in named_leaves(value_type)]
-    return _map_type(value_type, iter(cast))
-
-
-def _map_type(value_type, leaves):
     if isinstance(value_type, TensorType):
-        return next(leaves)
-    elements = [
-        (name, _map_type(element, leaves))
-        for name, element in tff.structure.iter_elements(value_type)
-    ]
-    if isinstance(value_type, tff.StructWithPythonType):
-        return tff.StructWithPythonType(elements, value_type.python_container)
-    return StructType(elements)
-
-
-def _template(value_type):
-    return tff.structure.Struct(
-        [
-            (name, None if isinstance(e, TensorType) else _template(e))
-            for name, e in tff.structure.iter_elements(value_type)
-        ]
-    )
+        return TensorType(dtype, value_type.shape)
+    parts = [(name, with_dtype(part, dtype)) for name, part in _elements(value_type)]
+    if isinstance(value_type, _StructWithPythonType):
+        return _StructWithPythonType(parts, value_type.python_container)
+    return StructType(parts)
 
 
 def current_context() -> Any:
     """The context in which a computation would run now."""
-    return tff.framework.get_context_stack().current
+    return _context_stack().current
 
 
 def install(context: Any) -> Any:
     """A context manager in which `context` runs the computations of this thread."""
-    return tff.framework.get_context_stack().install(context)
+    return _context_stack().install(context)
 
 
 def computed_now(context: Any, computation: Any, argument: Any) -> Any:
@@ -182,7 +246,7 @@ def computed_now(context: Any, computation: Any, argument: Any) -> Any:
             result = computation(argument)
         if inspect.isawaitable(result):
             result = await result
-        return await tff.program.materialize_value(result)
+        return await _materialize(result)
 
     # A thread may have a running loop already, as programs do.
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
@@ -197,13 +261,7 @@ def new_local_context(
     Raises:
       RuntimeError: if this release of TensorFlow Federated keeps its worker elsewhere.
     """
-    make = {
-        (False, False): tff.backends.native.create_sync_local_cpp_execution_context,
-        (False, True): tff.backends.native.create_async_local_cpp_execution_context,
-        (True, False): tff.backends.test.create_sync_test_cpp_execution_context,
-        (True, True): tff.backends.test.create_async_test_cpp_execution_context,
-    }
-    context = make[simulate_secure_sums, asynchronous]()
+    context = _CONTEXTS[simulate_secure_sums, asynchronous]()
     # The executor factory's function holds the service manager of the worker process.
     start = getattr(context.executor_factory, "_executor_stack_fn", None)
     cells = [cell.cell_contents for cell in getattr(start, "__closure__", None) or ()]
@@ -243,7 +301,7 @@ def worker_binary() -> str:
     return path
 
 
-class WorkerStub(tff.framework.RemoteExecutorGrpcStub):
+class WorkerStub(_Stub):
     """Calls of a worker. A failure to forget a value is ignored: the worker is gone."""
 
     def dispose(self, request: Any) -> None:
@@ -257,7 +315,7 @@ class WorkerStub(tff.framework.RemoteExecutorGrpcStub):
             super().dispose_executor(request)
 
 
-class _RemoteExecutor(tff.framework.RemoteExecutor):
+class _RemoteExecutor(_Executor):
     """An executor that its worker forgets when no reference to it is left here.
 
     TensorFlow Federated makes an executor for each number of clients, and drops
@@ -268,7 +326,7 @@ class _RemoteExecutor(tff.framework.RemoteExecutor):
         self.close()
 
 
-class WorkerContext(tff.framework.AsyncExecutionContext):
+class WorkerContext(_Context):
     """Runs computations on one worker, and repeats them if needed.
 
     Args:
@@ -280,10 +338,10 @@ class WorkerContext(tff.framework.AsyncExecutionContext):
         self._connected = connected
         self._executors: weakref.WeakSet = weakref.WeakSet()
         super().__init__(
-            executor_fn=tff.framework.ResourceManagingExecutorFactory(self._executor),
+            executor_fn=_ExecutorFactory(self._executor),
             compiler_fn=compiler,
-            transform_args=tff.tensorflow.transform_args,
-            transform_result=tff.tensorflow.transform_result,
+            transform_args=_transform_args,
+            transform_result=_transform_result,
         )
 
     def _executor(self, cardinalities):
@@ -314,9 +372,8 @@ def worker_compiler(simulate_secure_sums: bool) -> Callable[[Any], Any]:
     @functools.lru_cache(maxsize=64)
     def compile_once(computation):
         if simulate_secure_sums:
-            replace = tff.backends.test.replace_secure_intrinsics_with_bodies
-            computation = replace(computation)
-        return tff.backends.native.desugar_and_transform_to_native(computation)
+            computation = _without_secure(computation)
+        return _compile_natively(computation)
 
     def compile_for_workers(computation):
         with lock:
@@ -325,7 +382,7 @@ def worker_compiler(simulate_secure_sums: bool) -> Callable[[Any], Any]:
     return compile_for_workers
 
 
-class MergingContext(tff.framework.MergeableCompExecutionContext):
+class MergingContext(_MergeableContext):
     """Gives each context a part of the clients, and merges the partial results.
 
     Args:
@@ -339,9 +396,8 @@ class MergingContext(tff.framework.MergeableCompExecutionContext):
 
         def compile_in_parts(computation):
             if simulate_secure_sums:
-                replace = tff.backends.test.replace_secure_intrinsics_with_bodies
-                computation = replace(computation)
-            return tff.backends.native.compile_to_mergeable_comp_form(computation)
+                computation = _without_secure(computation)
+            return _compile_mergeable(computation)
 
         super().__init__(contexts, compile_in_parts, num_subrounds=subrounds)
 
@@ -362,13 +418,11 @@ class MergingContext(tff.framework.MergeableCompExecutionContext):
             )
         result = super().invoke(comp, arg)
         # Replacing secure sums loses the containers.
-        return tff.types.type_to_py_container(
-            _as_structs(result, result_type), result_type
-        )
+        return _contained(_as_structs(result, result_type), result_type)
 
 
 def _has_single_clients(value_type):
-    return tff.types.contains(
+    return _type_contains(
         value_type, lambda t: isinstance(t, FederatedType) and not t.all_equal
     )
 
@@ -380,8 +434,5 @@ def _as_structs(value, value_type):
         return [_as_structs(one, value_type.member) for one in value]
     if not isinstance(value_type, StructType):
         return value
-    parts = [part for _, part in elements(tff.structure.from_container(value))]
-    return tff.structure.Struct(
-        (name, _as_structs(part, part_type))
-        for part, (name, part_type) in zip(parts, elements(value_type), strict=True)
-    )
+    parts = zip(_parts(value) or [], _elements(value_type), strict=True)
+    return _Struct([(name, _as_structs(part, kind)) for part, (name, kind) in parts])

@@ -74,8 +74,8 @@ def as_type(value_type: Any) -> Any:
     Raises:
       ValueError: if `value_type` is none of these.
     """
-    tff = modules().tff.tff
-    if isinstance(value_type, tff.Type):
+    tff = modules().tff
+    if isinstance(value_type, tff.AnyType):
         return value_type
     try:
         return tff.to_type(_described(value_type))
@@ -249,11 +249,7 @@ class Rounds:
         return np.concatenate([np.ravel(x) for x in self._leaves(value)] or [[]])
 
     def _leaves(self, value: Any) -> list[np.ndarray]:
-        if not isinstance(value, (np.ndarray, np.generic, int, float)):
-            value = self._tff.flatten(value)
-        else:
-            value = [value]
-        return [np.asarray(leaf, np.float64) for leaf in value]
+        return [np.asarray(leaf, np.float64) for leaf in self._tff.flatten(value)]
 
     def run(self, state: Any, cohort: Sequence[Any], noise: Any = 0.0) -> Any:
         """Runs one round; `noise` is the controlled noise."""

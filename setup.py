@@ -77,8 +77,8 @@ setuptools.setup(
         # requirements.txt with `pip install --no-deps --require-hashes` instead, as
         # the Makefile does. The extra states what the federated half needs.
         "tff": ["tensorflow-federated>=0.87.0,<0.88", "grpcio"],
-        # For `python -m keras_examples.fine_tune --preset`, with Keras 3. Not for
-        # Python 3.10, and so not among the pinned requirements.
+        # For docs/notebooks/lora.ipynb and `python -m keras_examples.fine_tune
+        # --preset`, with Keras 3. Not for Python 3.10.
         "hub": HUB,
         "plots": PLOTS,
         "examples": EXAMPLES,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -24,7 +25,11 @@ from tests import stack
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "notebooks"
 #: The stacks on which a notebook runs, by the word in its metadata.
-RUNS = {"any": True, "keras3": stack.KERAS_3, "federated": stack.FEDERATED}
+RUNS = {
+    "any": True,
+    "keras_hub": stack.KERAS_3 and importlib.util.find_spec("keras_hub") is not None,
+    "federated": stack.FEDERATED,
+}
 
 
 def paths() -> list[pathlib.Path]:
@@ -135,8 +140,8 @@ def last_line_is_shown(cell: dict[str, Any]) -> bool:
     if not body or not isinstance(body[-1], ast.Expr):
         return False
     value = body[-1].value
-    silent = r"(print|\w+\.(compile|fit|close|enter_context|write_text|summary))\("
-    return not re.match(silent, ast.unparse(value))
+    methods = "compile|fit|close|enter_context|write_text|summary|save_lora_weights"
+    return not re.match(rf"(print|[\w.]+\.({methods}))\(", ast.unparse(value))
 
 
 def main(names: list[str]) -> None:

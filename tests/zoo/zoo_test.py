@@ -18,8 +18,7 @@ needs_hub = pytest.mark.skipif(
 )
 needs_keras_3 = pytest.mark.skipif(not stack.KERAS_3, reason="the table is of Keras 3")
 _FAST = ("GPT-2", 4)
-# Networks that CI may run; the remaining networks take up to twelve minutes, and run
-# only where KerasHub is installed to write the table.
+# Networks that run without KerasHub. The remaining networks take up to twelve minutes.
 _SMALL = ("MobileNetV2", "VGG16")
 
 

@@ -1,12 +1,16 @@
 """More ways from example to example that an adversary found; each is refused."""
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.gradients.cases import (
     assert_reaches_no_other,
+    check_engine,
     norms_of,
+    one_at_a_time,
     randoms,
     squash,
     variable,
@@ -15,6 +19,7 @@ from tfdpclip.clipping import FixedClip
 from tfdpclip.gradients import (
     ExampleIsolationError,
     LossStructureError,
+    OneByOneWarning,
     PerExampleGradients,
     clipped_sum,
 )
@@ -363,13 +368,16 @@ def test_nor_does_it_read_what_the_step_writes_in_a_function_of_its_own():
 
 
 def of_variable(w, x):
-    """`w`, whose gradient has a sign that the largest of the batch decides about."""
+    """`w`, whose gradient has a sign that the largest of the batch decides about.
+
+    Ten rows of X are shorter than 1.5, fourteen are longer.
+    """
 
     @tf.custom_gradient
     def identity(w):
         sizes = tf.norm(x, axis=1)
         sizes = tf.where(tf.math.is_finite(sizes), sizes, 0.0)
-        sign = tf.sign(4.0 - tf.reduce_max(sizes))
+        sign = tf.sign(1.5 - tf.reduce_max(sizes))
         return tf.identity(w), lambda dy: dy * sign
 
     return identity(tf.convert_to_tensor(w))
@@ -378,9 +386,29 @@ def of_variable(w, x):
 @pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_an_example_that_is_no_number_hides_no_sum(dynamic):
-    x = tf.tensor_scatter_nd_update(X, [[9, 0]], [np.nan])
+    """Each gradient is of one example alone, and the next step compares the sums."""
+
+    def loss(x):
+        return squash(x @ of_variable(W, x))
+
+    lead = None if dynamic else len(X)
+
+    @tf.function(input_signature=[tf.TensorSpec([lead, 3])], autograph=False)
+    def step(x):
+        gradients = PerExampleGradients(loss(x), [W])
+        return gradients.materialized(), gradients.norms
+
+    numbers = np.arange(len(X)) != 9
+    x = tf.where(numbers[:, np.newaxis], X, np.nan)
+    with pytest.warns(OneByOneWarning, match="its own gradient"):
+        (found,), norms = step(x)
+    alone = one_at_a_time(loss, [W], X)
+    found = tf.reshape(found, [len(X), -1])
+    np.testing.assert_allclose(found[numbers], alone[numbers], atol=1e-6)
+    wanted = np.linalg.norm(alone[numbers], axis=1)
+    np.testing.assert_allclose(norms[numbers], wanted, rtol=1e-5)
     with pytest.raises(tf.errors.InvalidArgumentError, match="Isolation"):
-        norms_of(lambda x: squash(x @ of_variable(W, x)), [W], x, dynamic=dynamic)
+        step(X)
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
@@ -389,6 +417,66 @@ def test_an_example_that_is_no_number_alone_is_no_fault(dynamic):
     x = tf.tensor_scatter_nd_update(X, [[9, 0]], [np.nan])
     found = norms_of(lambda x: squash(x @ W @ U), [W, U], x, dynamic=dynamic)
     assert np.isfinite(found).sum() == 23
+
+
+def repeated_inside(w, x):
+    """`of_variable` three times, in a loop that reads the batch in its gradient."""
+    sign = tf.sign(1.5 - tf.reduce_max(tf.norm(x, axis=1)))
+
+    @tf.custom_gradient
+    def identity(w):
+        return tf.identity(w), lambda dy: dy * sign
+
+    return tf.while_loop(
+        lambda i, w: i < 3, lambda i, w: (i + 1, identity(w)), (0, tf.identity(w))
+    )[1]
+
+
+def by_size(w, x):
+    """`w`, whose gradient is divided by the number of examples."""
+    size = tf.cast(tf.shape(x)[0], tf.float32)
+
+    @tf.custom_gradient
+    def identity(w):
+        return tf.identity(w), lambda dy: dy / size
+
+    return identity(tf.convert_to_tensor(w))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [of_variable, repeated_inside, by_size])
+def test_the_gradient_of_a_variable_reads_no_data(way):
+    """A comparison would not find it: the ordinary gradient reads the data as well."""
+
+    def loss(x):
+        return squash(x @ way(W, x))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])], autograph=False)
+    def step(x):
+        gradients = PerExampleGradients(loss(x), [W], check_gradients="never")
+        return gradients.materialized()[0]
+
+    with pytest.warns(OneByOneWarning, match="its own gradient"):
+        found = step(X)
+    alone = one_at_a_time(loss, [W], X)
+    np.testing.assert_allclose(tf.reshape(found, alone.shape), alone, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_gradient_of_a_variable_may_be_its_own():
+    """Public numbers, the variable and the gradient at the output are no data."""
+
+    @tf.custom_gradient
+    def rounded(w):
+        inside = tf.cast(tf.abs(w) < 1.0, w.dtype)
+        return tf.round(4.0 * w) / 4.0, lambda dy: dy * inside * 0.5
+
+    def loss(x):
+        return squash(x @ rounded(tf.convert_to_tensor(W)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OneByOneWarning)
+        check_engine(loss, [W], X)
 
 
 @pytest.mark.slow

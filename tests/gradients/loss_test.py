@@ -25,6 +25,7 @@ from tests.keras.helpers import mostly_slow
 from tests.stack import MEAN
 from tfdpclip.gradients import (
     JacobianFallbackWarning,
+    OneByOneWarning,
     PerExampleGradients,
     per_example_norms,
 )
@@ -268,18 +269,29 @@ def test_data_may_be_closed_over():
 
 
 @pytest.mark.slow
-def test_labels_may_be_closed_over_and_inputs_passed():
+@pytest.mark.every_check
+def test_labels_that_are_closed_over_beside_passed_inputs_are_refused():
+    """A constant may hold a number for each place, which is no data of an example."""
     targets = tf.constant(randoms(BATCH, 4))
 
     def each(x, y):
         return tf.reduce_sum(tf.square(x @ W - y), 1)
 
-    expected = reference_norms(each, X, targets)
     for y in (targets, targets.numpy()):
-        found = norms_of(
-            lambda x, y=y: tf.reduce_mean(each(x, tf.constant(y))), X, dynamic=False
-        )
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        with (
+            pytest.warns(OneByOneWarning, match="each entry of a constant"),
+            pytest.raises(tf.errors.InvalidArgumentError, match="Make labels"),
+        ):
+            norms_of(
+                lambda x, y=y: tf.reduce_mean(each(x, tf.constant(y))),
+                X,
+                dynamic=False,
+            )
+    expected = reference_norms(each, X, targets)
+    passed = norms_of(
+        lambda x, y: tf.reduce_mean(each(x, y)), X, targets, dynamic=False
+    )
+    np.testing.assert_allclose(passed, expected, rtol=1e-5)
 
 
 def test_a_mixed_batch_that_is_closed_over_is_still_refused():

@@ -5,6 +5,9 @@ gradient function (`tf.custom_gradient`) is called again in a scratch graph, wit
 placeholder for the gradient at each output, and the new ops are analysed like the ops
 of a loss. The gradient at an input keeps the examples apart if the gradient has the
 examples on the same axis as the input, with the same number of rows.
+
+The gradient of an op on variables alone is taken for each example separately. So the
+function is called once for the gradient of a single example, and must read no data.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow
 from tfdpclip.gradients.graph import calls, op_copies
 
-_UNKNOWN = "whether its own gradient function keeps the examples apart"
+UNKNOWN = "whether its own gradient function keeps the examples apart"
 
 
 class GradientFlows(Dataflow):
@@ -90,18 +93,19 @@ def gaps_of(
     ]
     if not wanted:
         return
+    of_variables = all(flows[t].kind != DATA for t in op.outputs)
     declared = [
-        (g, _of_gradient(flows[t]))
+        (g, Flow() if of_variables else _of_gradient(flows[t]))
         for g, t in zip(at_outputs, op.outputs, strict=True)
         if g is not None
     ]
     inner = GradientFlows(graph, [g for g, _ in wanted], declared, flows)
     for gradient, tensor in wanted:
         if not _apart(inner[gradient], flows[tensor]):
-            yield op, _UNKNOWN
+            yield op, UNKNOWN
             return
     if next(gaps(inner), None) is not None:
-        yield op, _UNKNOWN
+        yield op, UNKNOWN
 
 
 def _of_gradient(flow: Flow) -> Flow:

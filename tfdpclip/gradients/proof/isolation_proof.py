@@ -33,7 +33,7 @@ from tfdpclip import _tf_private
 from tfdpclip.gradients.flows import gradient_flows, op_flows
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA
-from tfdpclip.gradients.graph import calls, known, ops
+from tfdpclip.gradients.graph import calls, known, op_copies, ops
 from tfdpclip.gradients.graph.fused import read_call
 from tfdpclip.gradients.graph.walks import ancestors
 from tfdpclip.gradients.loss import size_uses
@@ -127,7 +127,7 @@ def _gaps(
         reason = next((r for t in outputs if (r := _unknown_property(t, flows))), None)
         if reason is not None:
             yield op, reason
-        elif any(flow.kind == DATA and flow.trained for flow in found):
+        elif any(flow.trained for flow in found):
             yield from _gaps_backward(op, flows)
         numbers = {t.value_index for t in outputs}
         for inner in flows.inner.get(op, ()):
@@ -225,9 +225,21 @@ def _ends_gradients(op: tf.Operation) -> bool:
 
 
 def _gaps_backward(op, flows: Dataflow) -> Iterator[tuple[tf.Operation, str]]:
-    """Yields the op, with the reason, if its gradient may combine the examples."""
+    """Yields the op, with the reason, if its gradient may combine the examples.
+
+    An op on variables alone has no examples to combine, unless it has its own gradient
+    function, which may read any tensor of the graph.
+    """
     if not op.inputs or _ends_gradients(op):
         return  # The op is a leaf, or TensorFlow passes no gradient, or raises.
+    if all(flows[t].kind != DATA for t in op.outputs) and op not in flows.inner:
+        if not op_copies.has_own_gradient(op):
+            return
+        if op.type in ops.FIRST_ARGUMENT:
+            yield op, gradient_flows.UNKNOWN
+        else:
+            yield from gradient_flows.gaps_of(op, flows, _gaps)
+        return
     apart = op.type in ops.GRADIENTS_APART or op_flows.is_stated(op.type)
     if op in flows.inner or apart:
         if (

@@ -81,6 +81,7 @@ def test_no_example_is_clipped_harder_for_its_floor(build, monkeypatch):
             below |= {paths[i] for i in np.flatnonzero((squares < parts / 16).any(1))}
         step(x[rows], y[rows])
     # Keys' biases have no gradient, as a softmax is the same with them; nor, nearly,
-    # have queries while all keys are alike.
-    assert all("attention" in path for path in below), below
+    # have queries while all keys are alike. The few entries of a bias may cancel by
+    # chance in one example, as the noise of the training is fresh.
+    assert all("attention" in path or "bias" in path for path in below), below
     assert any("key" in path for path in below) == (build is attending)

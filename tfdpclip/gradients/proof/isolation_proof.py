@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import tensorflow as tf
 
@@ -120,7 +120,9 @@ def _gaps(
       flows: the analysis of a graph.
       outputs: the tensors of the graph to be proven; by default all outputs.
     """
-    used = _used(flows.outputs if outputs is None else outputs)
+    batches = [(b.indices, b.values, b.shape) for b in flows.sparse_batches]
+    cut = {t.ref() for batch in batches for t in batch}
+    used = _used(flows.outputs if outputs is None else outputs, cut)
     for op in flows.ops:
         outputs = [t for t in op.outputs if t.ref() in used]
         found = [flows[t] for t in outputs]
@@ -134,14 +136,22 @@ def _gaps(
             yield from _gaps(inner, _needed(op, inner, numbers))
 
 
-def _used(outputs: Iterable[tf.Tensor]) -> set:
-    """The references of all tensors that the values of `outputs` depend on."""
+def _used(outputs: Iterable[tf.Tensor], given: Collection = ()) -> set:
+    """The references of all tensors that the values of `outputs` depend on.
+
+    Args:
+      outputs: tensors of a graph.
+      given: the references of tensors whose inputs are not followed: the components of
+        sparse batches, whose examples are known.
+    """
     found, stack = set(), list(outputs)
     while stack:
         tensor = stack.pop()
         if tensor.ref() in found:
             continue
         found.add(tensor.ref())
+        if tensor.ref() in given:
+            continue
         if known.is_pinned(tensor.op) or tensor.op.type in ops.ITERATORS:
             continue  # A pinned op is a constant; an iterator's output is the data.
         limit = known.pinned_to(tensor.op)

@@ -127,7 +127,7 @@ class ExamplesAlone:
             if all(t.ref() in given for t in op.outputs) and op.outputs:
                 continue
             if not any(t.ref() in affected for t in op.inputs):
-                self._refuse_data(op)
+                self._refuse_data(op, given)
                 # Integer constants are copied: ops in a new graph may need the value.
                 # Ops on variables are copied: no gradient passes between two graphs.
                 # New memory is copied: the loops of TensorFlow's CTC write into their
@@ -164,9 +164,20 @@ class ExamplesAlone:
         flow = self._flows[tensor]
         return flow.leads and bool(flow.rows) and not flow.minor
 
-    def _refuse_data(self, op: tf.Operation) -> None:
-        """Raises for data that cannot be cut into examples."""
+    def _refuse_data(self, op: tf.Operation, given: set) -> None:
+        """Raises for data that cannot be cut into examples.
+
+        Args:
+          op: an op whose inputs depend on no tensor of `given`.
+          given: the references of the tensors that are cut. Data that only these
+            tensors are made of, such as a serialised sparse batch, are not read.
+        """
         for tensor in op.outputs:
+            if tensor.ref() in given:
+                continue
+            readers = [r for r in tensor.consumers() if r in self._flows]
+            if readers and all(t.ref() in given for r in readers for t in r.outputs):
+                continue
             if self._flows[tensor].kind == DATA and not self._flows[tensor].made:
                 raise ExampleIsolationError(
                     f"{tensor.name!r} (a {op.type}) may hold data, and it is not known "

@@ -18,24 +18,24 @@ _L = tf.keras.layers
 class LocalUpdates(tf.keras.Sequential):
     """A network whose loss has, as its gradient, the update of local SGD steps.
 
-    For an optimizer of ``unit="batch"``, each of whose physical batches is one group.
+    For an optimizer of ``unit="batch"``: each physical batch is a group.
 
-    *Formal guarantees*: those of ``unit="batch"``, unchanged. The loss of a physical
+    *Formal guarantees*: the guarantees of ``unit="batch"`` hold unchanged. The loss of a physical
     batch is a function of that batch and of the weights at the start of the step: local
     weights are tensors of the batch's own graph, no variable is written, and nothing
-    goes from group to group. The optimizer clips every update, so an example moves it
-    by at most twice the clip norm; and the optimizer checks this loss for state of
-    other batches as it checks any loss. `Batches` ensures that groups of a step have no
+    goes from group to group. The optimizer clips every update, so an example moves an
+    update by at most twice the clip norm; and the optimizer checks this loss, as any
+    loss, for state of earlier batches. `Batches` ensures that groups of a step have no
     example in common.
 
     Args:
       model: a sequential network of dense and convolutional layers, batch
         normalisation, and layers without weights.
-      steps: how many local steps.
-      rate: their learning rate.
+      steps: the number of local steps.
+      rate: the learning rate of local steps.
 
     Raises:
-      ValueError: if there is a layer of another kind.
+      ValueError: if the model has a layer of a further kind.
 
     >>> model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
     >>> LocalUpdates(model, steps=3, rate=0.1).count_params()

@@ -21,10 +21,10 @@ class Linear(L.Layer):
     """A dense layer; its kernel may be frozen, with an update of low rank beside it.
 
     Args:
-      units: width of the output.
+      units: the width of the output.
       train: one of `TRAINED`, or "nothing".
-      rank: of the update, for "lora".
-      activation: as of `Dense`.
+      rank: the rank of the update, for "lora".
+      activation: the activation, as for `Dense`.
     """
 
     def __init__(self, units, train="full", rank=4, activation=None, **options):
@@ -98,8 +98,8 @@ class Shape:
     Attributes:
       length: T, the tokens of a row.
       layers: number of blocks.
-      width: of the vectors.
-      heads: of the attention; a divisor of the width.
+      width: the size of the vectors.
+      heads: the number of attention heads; a divisor of the width.
       classes: 0 for a language model; else a classifier of whole rows.
     """
 
@@ -114,9 +114,9 @@ def build(shape: Shape, train: str = "full", rank: int = 4) -> tf.keras.Model:
     """A decoder with the trainable weights that `train` chooses.
 
     Args:
-      shape: its size.
+      shape: the size of the decoder.
       train: one of `TRAINED`.
-      rank: of LoRA.
+      rank: the rank of the updates of LoRA.
     """
     inner = train if train != "head" else "nothing"
     # A new classifier's head is always trained.
@@ -150,7 +150,7 @@ def weights(model: tf.keras.Model, names=_WEIGHTS) -> dict[str, np.ndarray]:
 
     Args:
       model: a model of `build`.
-      names: of the weights; `low_rank` has LoRA's own weights.
+      names: the names of the weights; `low_rank` has LoRA's own weights.
     """
     found = {}
     for layer in model.layers:
@@ -174,7 +174,7 @@ def assign(model: tf.keras.Model, values: dict[str, np.ndarray]) -> None:
     """Assigns weights to a model; a classifier's head stays as it is.
 
     Raises:
-      ValueError: if they are of another shape.
+      ValueError: if the shape of a value differs from the shape of its weight.
     """
     for layer in model.layers:
         for name in _WEIGHTS:

@@ -151,8 +151,8 @@ class RuleCheck:
         weights = self.weights(order)
         # A comparison instead of an index, so that XLA compiles an empty batch.
         alone = tf.equal(order, 0)
-        # Traced once. The two passes run in sequence, to save memory. They are rewritten
-        # by TensorFlow like the step: the gradient of a saturated sigmoid is rounding,
+        # Traced once. The two passes run in sequence, to save memory. TensorFlow
+        # rewrites them like the step: the gradient of a saturated sigmoid is rounding,
         # which depends on the order of a sum.
         gradient = self.gradient
         if not in_xla():

@@ -22,11 +22,11 @@ class LocalUpdates(tf.keras.Sequential):
 
     *Formal guarantees*: the guarantees of ``unit="batch"`` hold unchanged. The loss of
     a physical batch is a function of that batch and of the weights at the start of the
-    step: local weights are tensors of the batch's own graph, no variable is written, and nothing
-    goes from group to group. The optimizer clips every update, so an example moves an
-    update by at most twice the clip norm; and the optimizer checks this loss, as any
-    loss, for state of earlier batches. `Batches` ensures that groups of a step have no
-    example in common.
+    step: local weights are tensors of the batch's own graph, no variable is written,
+    and nothing goes from group to group. The optimizer clips every update, so an
+    example moves an update by at most twice the clip norm; and the optimizer checks
+    this loss, as any loss, for state of earlier batches. `Batches` ensures that groups
+    of a step have no example in common.
 
     Args:
       model: a sequential network of dense and convolutional layers, batch

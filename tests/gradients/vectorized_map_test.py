@@ -52,13 +52,13 @@ def with_kernel(shape, function):
 # name: data, the function that makes variables and `row -> loss`, and whether a proof
 # and a rule cover it for a static and for a dynamic batch.
 CASES = {
-    "row": (vectors, lambda: with_kernel((D, N), lambda r, k: (r[None] @ k)[0]), 1, 0),
+    "row": (vectors, lambda: with_kernel((D, N), lambda r, k: (r[None] @ k)[0]), 1, 1),
     "matvec": (vectors, lambda: with_kernel((N, D), lambda r, k: _matvec(k, r)), 1, 0),
     "tensordot": (
         vectors,
         lambda: with_kernel((D, N), lambda r, k: tf.tensordot(r, k, 1)),
         1,
-        0,
+        1,
     ),
     "einsum": (
         vectors,
@@ -72,12 +72,12 @@ CASES = {
         1,
         1,
     ),
-    "sequence": (sequences, lambda: with_kernel((D, N), lambda r, k: r @ k), 1, 0),
+    "sequence": (sequences, lambda: with_kernel((D, N), lambda r, k: r @ k), 1, 1),
     "kernel first": (
         sequences,
         lambda: with_kernel((N, D), lambda r, k: tf.matmul(k, r, transpose_b=True)),
         1,
-        0,
+        1,
     ),
     "both turned": (
         sequences,
@@ -86,7 +86,7 @@ CASES = {
             lambda r, k: tf.matmul(k, r, transpose_a=True, transpose_b=True),
         ),
         1,
-        0,
+        1,
     ),
     "table": (
         tokens,
@@ -94,7 +94,7 @@ CASES = {
         0,
         0,
     ),
-    "dense": (sequences, lambda: layer(tf.keras.layers.Dense(N), T, D), 1, 0),
+    "dense": (sequences, lambda: layer(tf.keras.layers.Dense(N), T, D), 1, 1),
     "convolution": (sequences, lambda: layer(tf.keras.layers.Conv1D(2, 3), T, D), 1, 1),
     "normalisation": (
         sequences,

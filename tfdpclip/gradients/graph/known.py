@@ -362,6 +362,8 @@ def known_value(tensor: tf.Tensor):
         return None if rank is None else np.array(op.inputs[0].shape.as_list(), object)
     if op.type in ops.SAME_NUMBERS:
         return known_value(op.inputs[0])
+    if op.type == "Split":
+        return _piece(tensor)
     compute = _COMPUTED.get(op.type)
     if compute is None:
         return None
@@ -369,6 +371,14 @@ def known_value(tensor: tf.Tensor):
     if op.type == "Pack":
         return _pack(op, *inputs)
     return None if any(value is None for value in inputs) else compute(op, *inputs)
+
+
+def _piece(tensor: tf.Tensor):
+    """The known entries of a piece of a vector that is split into equal pieces."""
+    value = known_value(tensor.op.inputs[1])
+    if value is None or np.ndim(value) != 1:
+        return None
+    return np.split(value, len(tensor.op.outputs))[tensor.value_index]
 
 
 def _pack(op, *parts):

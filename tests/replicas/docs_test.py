@@ -65,5 +65,5 @@ def test_two_terminals_train_one_model(tmp_path):
                 process.kill()
     assert codes == [0, 0], [log.read_text()[-3000:] for log in logs]
     said = (tmp_path / "runs/digits/report.txt").read_text()
-    assert "each of 2 machines drew from a part of the records" in said
+    assert "each of 2 machines drew from its own part of the records" in said
     assert accuracy(said) > 88

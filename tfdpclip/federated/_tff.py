@@ -17,7 +17,6 @@ import inspect
 import operator
 import os
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -128,11 +127,12 @@ if _missing:
         "write the new places into tfdpclip/federated/_tff.py."
     )
 if not tff.__version__.startswith("0.87."):
-    warnings.warn(
-        f"The noise of tfdpclip.federated was tested with TensorFlow Federated 0.87, "
-        f"and {tff.__version__} is installed. Before you rely on a guarantee, run all "
-        "of tests/federated, the slow tests too.",
-        stacklevel=2,
+    # A worker program of the release runs the noise: untested noise is no guarantee.
+    raise ImportError(
+        "The noise of tfdpclip.federated was tested with TensorFlow Federated 0.87, "
+        f"and {tff.__version__} is installed. Install the release of requirements.txt; "
+        "or, to port the library, allow the release in tfdpclip/federated/_tff.py, and "
+        "run all of tests/federated on it, the slow tests too."
     )
 
 

@@ -44,6 +44,15 @@ class SparseBatch:
         integers = self.indices.dtype == self.shape.dtype == tf.int64
         return integers and ranks == [2, 1, 1]
 
+    def is_given(self) -> bool:
+        """Whether the graph computes nothing before the components.
+
+        The components are arguments of the graph, or deserialised from a tensor that an
+        iterator or an argument gives, as Keras does.
+        """
+        leaves = ops.ITERATORS | {"Placeholder"}
+        return all(t.op.type in leaves for t in self.indices.op.inputs)
+
     def with_rows(self, rows: tf.Tensor, batch_size: tf.Tensor) -> list[tf.Tensor]:
         """The components of a batch with row `rows[i]` of this batch in row i."""
         owners = self.indices[:, 0]

@@ -120,8 +120,8 @@ def _gaps(
       flows: the analysis of a graph.
       outputs: the tensors of the graph to be proven; by default all outputs.
     """
-    batches = [(b.indices, b.values, b.shape) for b in flows.sparse_batches]
-    cut = {t.ref() for batch in batches for t in batch}
+    given = [b for b in flows.sparse_batches if b.is_given()]
+    cut = {t.ref() for b in given for t in (b.indices, b.values, b.shape)}
     used = _used(flows.outputs if outputs is None else outputs, cut)
     for op in flows.ops:
         outputs = [t for t in op.outputs if t.ref() in used]

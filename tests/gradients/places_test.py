@@ -287,3 +287,27 @@ def test_random_numbers_and_rows_by_number_pass(change, static, jit):
     if jit and change is masks_in_a_loop:
         pytest.skip("XLA does not compile random numbers in a list of tensors")
     assert np.all(np.isfinite(norms(change, static, jit)))
+
+
+def through_layers(rows):
+    """`[SIZE, 4]`, each row made of the same row of `rows` by layers of TensorFlow."""
+    rows = tf.nn.swish(tf.nn.bias_add(rows @ tf.ones([4, 4]), [0.0, 1.0, 2.0, 3.0]))
+    images = tf.reshape(rows, [SIZE, 2, 2, 1])
+    images = tf.nn.conv2d(images, tf.ones([2, 2, 1, 3]), 1, "SAME")
+    kernel, shape = tf.ones([2, 2, 1, 3]), [SIZE, 2, 2, 1]
+    images = tf.nn.conv2d_transpose(images, kernel, shape, 1)
+    return tf.reshape(images, [SIZE, 4])
+
+
+def test_layers_of_drawn_rows_are_proven_for_a_static_batch(recwarn):
+    def change(hidden, x):
+        return hidden + through_layers(tf.random.normal([SIZE, 4]))
+
+    assert np.all(np.isfinite(norms(change, static=True)))
+    assert not [w for w in recwarn if "OneByOneWarning" in str(w.message)]
+
+
+def test_layers_of_constant_rows_by_place_are_refused():
+    by_number = tf.reshape(tf.range(4.0 * SIZE), [SIZE, 4])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a row for each place"):
+        norms(lambda hidden, x: hidden * through_layers(by_number), True)

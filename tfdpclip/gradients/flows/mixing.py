@@ -50,6 +50,19 @@ def transfer(op, output, inputs: list[Flow], batch_size) -> Flow:
     return dataclasses.replace(result, entries=entries, obstacle=believed)
 
 
+def combines(op, inputs: list[Flow]) -> bool:
+    """Whether an op with a rule in `RULES` combines an axis that counts examples."""
+    rule = RULES.get(op.type)
+    return rule is not None and any(
+        flow.kind == DATA
+        and flow.axes
+        and not flow.made
+        and tensor.shape.rank is not None
+        and not rule(op, index, tensor.shape.rank)[0].isdisjoint(flow.axes)
+        for index, (tensor, flow) in enumerate(zip(op.inputs, inputs, strict=True))
+    )
+
+
 def _public_rows_alike(op, inputs: list[Flow], axes) -> bool:
     """Whether public inputs, such as labels, are the same for all examples."""
     if op.type not in _SIDE_BY_SIDE:

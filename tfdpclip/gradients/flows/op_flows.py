@@ -37,7 +37,8 @@ def transfer(op, output, inputs, batch_size) -> Flow:
     if _examples_elsewhere(op, inputs) or output.shape.rank is None:
         return Flow(DATA, None)
     if any(f.kind == DATA and f.axes is None for f in inputs):
-        return Flow(DATA, None)
+        # An input with known examples may be combined whatever the unknown input holds.
+        return Flow(DATA, None, coupled=op if mixing.combines(op, inputs) else None)
     rule = _TABLE.get(op.type) or _OF_STATEMENTS.get(stated)
     return Flow(DATA, None) if rule is None else rule(op, output, inputs, batch_size)
 

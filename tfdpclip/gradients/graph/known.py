@@ -187,7 +187,21 @@ def rows_alike(tensor: tf.Tensor, axis: int) -> bool:
         return before is not None and rows_alike(source, before - source.shape.rank)
     if op.type in ops.ELEMENTWISE and op.inputs:
         return all(rows_alike(t, axis) for t in op.inputs)
+    if op.type == "MatMul" and axis == -2:
+        # Row i of a product is row i of the left matrix by the whole right matrix.
+        return rows_alike(op.inputs[0], -1 if op.get_attr("transpose_a") else -2)
+    if op.type == "BiasAdd" and op.get_attr("data_format") == b"NHWC" and axis < -1:
+        return rows_alike(op.inputs[0], axis)
+    if op.type == "IdentityN":
+        return rows_alike(op.inputs[tensor.value_index], axis)
+    if op.type in _IMAGES and axis == -rank:
+        # Each image is convolved by itself, by one kernel.
+        return rows_alike(op.inputs[_IMAGES[op.type]], axis)
     return False
+
+
+#: By type of convolution: the input of images, one for each entry of axis 0.
+_IMAGES = {"Conv2D": 0, "Conv2DBackpropInput": 2}
 
 
 def _looks_up(op: tf.Operation) -> bool:

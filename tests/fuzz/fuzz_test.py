@@ -131,13 +131,16 @@ def test_the_truth_sees_what_is_kept_elsewhere_and_it_is_refused(how, form):
 @pytest.mark.parametrize("how", ["gather", "max"])
 @pytest.mark.thinned(6)
 def test_the_truth_sees_statistics_beside_draws_and_they_are_refused(how, draw):
-    seen = []
-    for seed in range(8):
-        spec = between(Node("mix_drawn", {"how": how, "draw": draw}), seed)
-        if is_seen([spec]):
-            seen.append(check(spec).kind)
-            break
-    assert seen in ([outcomes.CAUGHT], [outcomes.WARNED])
+    specs = (
+        between(Node("mix_drawn", {"how": how, "draw": draw}), seed)
+        for seed in range(8)
+    )
+    found = check(next(spec for spec in specs if is_seen([spec])))
+    if draw == "poisson" and found.kind == outcomes.IMPOSSIBLE:
+        # TensorFlow itself raises an error, with the library and without.
+        assert "No gradient defined" in found.detail
+    else:
+        assert found.kind in (outcomes.CAUGHT, outcomes.WARNED)
 
 
 @pytest.mark.parametrize("how", COTANGENTS)

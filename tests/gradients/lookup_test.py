@@ -4,6 +4,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.gradients.cases import (
+    assert_matches,
+    integers,
+    one_at_a_time,
+    randoms,
+    squash,
+    traced,
+    variable,
+)
 from tfdpclip.gradients.forms import base_form, lookup
 
 
@@ -39,3 +48,102 @@ def test_where_unknown_tokens_raise_no_error_they_spoil_only_their_own_example(
     found, _ = lookup_norms(ids)
     assert not np.isfinite(found[1])
     np.testing.assert_allclose(found[2:], expected[2:], rtol=1e-5)
+
+
+IDS = integers(5, 40, below=7)
+MASK = tf.cast(integers(5, 40, below=2), tf.float32)[:, :, tf.newaxis]
+PLACES = randoms(1, 40, 1)
+
+
+def looked_up(ids, v):
+    return tf.gather(v, ids)
+
+
+POOLED = {
+    "mean": lambda ids, v, m: tf.reduce_mean(looked_up(ids, v), 1),
+    "sum": lambda ids, v, m: tf.reduce_sum(looked_up(ids, v), -2),
+    "keep_dims": lambda ids, v, m: tf.reduce_mean(looked_up(ids, v), 1, keepdims=True),
+    "masked": lambda ids, v, m: tf.math.divide_no_nan(
+        tf.reduce_sum(looked_up(ids, v) * m, 1), tf.reduce_sum(m, 1)
+    ),
+    "by_position": lambda ids, v, m: tf.reduce_sum(looked_up(ids, v) * PLACES, 1),
+    "two_axes": lambda ids, v, m: tf.reduce_mean(
+        looked_up(tf.reshape(ids, [-1, 4, 10]), v), [1, 2]
+    ),
+    "all_masked": lambda ids, v, m: tf.reduce_sum(looked_up(ids, v) * (0 * m), 1),
+    "by_token": lambda ids, v, m: tf.reduce_sum(
+        looked_up(ids, v) * tf.cast(ids, tf.float32)[..., tf.newaxis] / 9, 1
+    ),
+}
+NOT_POOLED = {
+    "used_twice": lambda ids, v, m: tf.add_n(
+        [tf.reduce_mean(rows, 1) + rows[:, 0] for rows in [looked_up(ids, v)]]
+    ),
+    "squared": lambda ids, v, m: tf.reduce_sum(tf.square(looked_up(ids, v)), 1),
+    "times_itself": lambda ids, v, m: tf.add_n(
+        [tf.reduce_sum(rows * rows, 1) for rows in [looked_up(ids, v)]]
+    ),
+    "scaled_by_its_own": lambda ids, v, m: tf.add_n(
+        [tf.reduce_sum(rows * rows[..., :1], 1) for rows in [looked_up(ids, v)]]
+    ),
+    "other_factors_for_each_entry": lambda ids, v, m: tf.reduce_sum(
+        looked_up(ids, v) * randoms(40, 3), 1
+    ),
+    "over_the_width": lambda ids, v, m: tf.reduce_sum(looked_up(ids, v), 2),
+    "over_everything": lambda ids, v, m: tf.reduce_sum(looked_up(ids, v), [1, 2])[
+        :, tf.newaxis
+    ],
+    "maximum": lambda ids, v, m: tf.reduce_max(looked_up(ids, v), 1),
+    "half_of_the_steps": lambda ids, v, m: tf.reduce_sum(looked_up(ids, v)[:, 7:], 1),
+    "own_gradient": lambda ids, v, m: tf.reduce_sum(
+        reversed_gradient(looked_up(ids, v)), 1
+    ),
+}
+
+
+@tf.custom_gradient
+def reversed_gradient(x):
+    return tf.identity(x), lambda dy: dy * tf.range(40.0)[:, tf.newaxis]
+
+
+def check_lookup(function, monkeypatch, **options):
+    """Whether the sum over tokens was seen; asserts that norms and sums are right."""
+    made = []
+    make = lookup.PooledLookup.__init__
+
+    def init(self, *args):
+        made.append(self)
+        make(self, *args)
+
+    monkeypatch.setattr(lookup.PooledLookup, "__init__", init)
+    v = variable(7, 3)
+    per_example = lambda ids, m: squash(function(ids, v, m) / 10)  # noqa: E731
+    data = (IDS, MASK)
+    expected = one_at_a_time(per_example, [v], *data)
+    assert_matches(traced(per_example, [v], data, **options), [v], expected, data)
+    return bool(made)
+
+
+@pytest.mark.every_check
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", POOLED)
+def test_rows_that_are_only_summed_are_kept_as_one_row(monkeypatch, name, jit):
+    assert check_lookup(POOLED[name], monkeypatch, jit=jit)
+
+
+@pytest.mark.every_check
+@pytest.mark.parametrize("name", NOT_POOLED)
+def test_rows_of_another_use_are_kept(monkeypatch, name):
+    assert not check_lookup(NOT_POOLED[name], monkeypatch)
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e-12, 1.0, 1e12, 1e18])
+def test_a_norm_is_right_whatever_the_sizes_of_its_factors(size):
+    """Neither their squares nor the row's may leave the range of float32."""
+    ids, factors = np.zeros([2, 30], int), np.ones([2, 30], np.float32)
+    row = np.full([2, 3], 1 / size, np.float32)
+    form = lookup.PooledLookup(
+        *map(tf.constant, (ids, factors * np.float32(size), row)), [7, 3], 30
+    )
+    found = form.squared_norms(base_form.Budget(2**20, 4))
+    np.testing.assert_allclose(found, [2700.0, 2700.0], rtol=1e-5)

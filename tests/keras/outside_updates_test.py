@@ -513,7 +513,7 @@ class TestSwappedAverages:
 def test_what_a_plan_does_not_know_is_said_to_a_budget_in_its_place():
     """The code in the error's text makes a budget, and the plan states its steps."""
     x, y = small_data()
-    plan = dpc.keras.PrivacyPlan(8, 1e-4, len(x), batch_size=20, epochs=1)
+    plan = dpc.keras.PrivacyPlan(8, 1e-4, len(x), batch_size=20, epochs=2)
 
     def fit(callbacks):
         model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
@@ -521,6 +521,7 @@ def test_what_a_plan_does_not_know_is_said_to_a_budget_in_its_place():
         batches = plan.batches((x, y))
         model.fit(
             batches,
+            epochs=2,
             callbacks=[*callbacks(batches), _Between(_set_weights)],
             verbose=0,
         )
@@ -529,7 +530,7 @@ def test_what_a_plan_does_not_know_is_said_to_a_budget_in_its_place():
         fit(lambda batches: plan.callbacks)
     text = str(found.value)
     said = re.search(r"in the place of plan.callbacks, (.*?)\. See", text)[1]
-    plan = dpc.keras.PrivacyPlan(8, 1e-4, len(x), batch_size=20, epochs=1)
+    plan = dpc.keras.PrivacyPlan(8, 1e-4, len(x), batch_size=20, epochs=2)
     names = {"dpc": dpc, "plan": plan}
     fit(lambda batches: eval(said, {**names, "batches": batches}))
     stated = plan.statement()

@@ -48,20 +48,28 @@ class Lookup(Form):
             products, units = floors.gram(z)
             norms = floors.from_grams(tf.cast(same, products.dtype), products, units)
             return norms * tf.square(size)
-        steps = tf.shape(self.ids)[1]
+        squares = sum_squares(self._by_token(self.z))
+        return self._if_known(
+            floors.floored(squares, self.part_squares(), tf.shape(self.ids)[1])
+        )
+
+    def _by_token(self, values):
+        """Values `[B, T, D]` of tokens, summed over the equal tokens of an example."""
+        shape = [self.batch_size, tf.shape(self.ids)[1], values.shape[-1]]
         # Each token gets a place within its example; equal tokens get the same place.
         if in_xla():
-            places, z = self._places_by_sorting(steps)
+            places, values = self._places_by_sorting(values)
         else:
-            places, z = self._places(), self.z
-        places += steps * tf.range(self.batch_size)[:, tf.newaxis]
-        rows = tf.math.unsorted_segment_sum(
-            tf.reshape(z, [-1, self.z.shape[-1]]),
+            places = self._places()
+        places += shape[1] * tf.range(shape[0])[:, tf.newaxis]
+        sums = tf.math.unsorted_segment_sum(
+            tf.reshape(values, [-1, shape[2]]),
             tf.reshape(places, [-1]),
-            self.batch_size * steps,
+            shape[0] * shape[1],
         )
-        rows = tf.reshape(rows, [self.batch_size, steps, self.z.shape[-1]])
-        norms = floors.floored(sum_squares(rows), self.part_squares(), steps)
+        return tf.reshape(sums, shape)
+
+    def _if_known(self, norms):
         if in_xla() or on_cpus():
             return norms
         # On devices other than CPUs a token that is not in the table raises no error.
@@ -96,20 +104,26 @@ class Lookup(Form):
         found = tf.reshape(tf.unique(tf.reshape(keys, [-1])).idx, tf.shape(keys))
         return found - found[:, :1]
 
-    def _places_by_sorting(self, steps):
+    def _places_by_sorting(self, values):
         order = tf.argsort(self.ids, axis=1)
         ids = tf.gather(self.ids, order, batch_dims=1)
-        z = tf.gather(self.z, order, batch_dims=1)
+        values = tf.gather(values, order, batch_dims=1)
         fresh = tf.concat(
             [tf.ones_like(ids[:, :1], tf.bool), ids[:, 1:] != ids[:, :-1]], axis=1
         )
-        return tf.cumsum(tf.cast(fresh, tf.int32), axis=1) - 1, z
+        return tf.cumsum(tf.cast(fresh, tf.int32), axis=1) - 1, values
 
     def weighted_sum(self, weights):
         z = self.z * weights[:, tf.newaxis, tf.newaxis]
-        total = tf.math.unsorted_segment_sum(
-            tf.reshape(z, [-1, z.shape[-1]]), tf.reshape(self.ids, [-1]), self.shape[0]
-        )
+        rows = tf.reshape(z, [-1, z.shape[-1]])
+        ids = tf.reshape(self.ids, [-1])
+        if on_cpus() and not in_xla():
+            # One pass over the tokens in their order: for tokens at random in the table
+            # it takes between 0.3 and 1 of the time of a sum of unsorted segments.
+            shape = tf.constant([self.shape[0], z.shape[-1]], ids.dtype)
+            total = tf.scatter_nd(ids[:, tf.newaxis], rows, shape)
+        else:
+            total = tf.math.unsorted_segment_sum(rows, ids, self.shape[0])
         return tf.reshape(total, self.shape)
 
     def part(self, start, size):
@@ -146,3 +160,43 @@ class Lookup(Form):
 
     def replaced(self, saved):
         return Lookup(self.ids, *saved, self.shape, self.steps)
+
+
+class PooledLookup(Lookup):
+    """Rows of a table, summed over an example's tokens with a factor for each token.
+
+    g_i has factors_it row_i added to row ids_it, so that no sum over equal tokens needs
+    the width of a row.
+
+    Args:
+      ids: `[B, T]` integers.
+      factors: `[B, T]`.
+      row: `[B, D]`, the gradient at each example's sum.
+      shape: `[V, ...]` with D entries in a row.
+      steps: T if it is known.
+    """
+
+    def __init__(self, ids, factors, row, shape, steps):
+        self.factors, self.row = factors, row
+        super().__init__(
+            ids, factors[:, :, tf.newaxis] * row[:, tf.newaxis], shape, steps
+        )
+
+    def squared_norms(self, budget):
+        factors, size = floors.scaled(self.factors)
+        row, row_size = floors.scaled(self.row)
+        sums = self._by_token(factors[:, :, tf.newaxis])
+        squares = floors.floored(
+            sum_squares(sums), sum_squares(factors), tf.shape(self.ids)[1]
+        )
+        return self._if_known(squares * sum_squares(row) * tf.square(size * row_size))
+
+    def part(self, start, size):
+        parts = [cut_rows(x, start, size) for x in (self.ids, self.factors, self.row)]
+        return PooledLookup(*parts, self.shape, self.steps)
+
+    def saved(self):
+        return [self.factors, self.row]
+
+    def replaced(self, saved):
+        return PooledLookup(self.ids, *saved, self.shape, self.steps)

@@ -16,9 +16,9 @@ from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.forms.base_form import Explicit, first_rows, sum_squares
 from tfdpclip.gradients.forms.convolution import Convolution
 from tfdpclip.gradients.forms.geometry import Geometry
-from tfdpclip.gradients.forms.lookup import Lookup
+from tfdpclip.gradients.forms.lookup import Lookup, PooledLookup
 from tfdpclip.gradients.graph import op_copies, ops
-from tfdpclip.gradients.rules.row_lookup import row_lookup
+from tfdpclip.gradients.rules.row_lookup import pooling_factors, row_lookup
 from tfdpclip.gradients.rules.rule_table import (
     batch_first,
     by_example,
@@ -191,7 +191,16 @@ def _gather(use, dz, shape, context):
     steps = rows_of(context, ids)
     for size in ids.shape[1:].as_list():
         steps = None if steps is None or size is None else steps * size
-    return Lookup(flat, z, shape, steps)
+    factors = pooling_factors(use.output, context.flows)
+    if factors is None:
+        return Lookup(flat, z, shape, steps)
+    factors = in_steps(factors, context, ids, 1, 1)
+    factors = tf.cast(tf.squeeze(factors, axis=-1), z.dtype)
+    # The gradient at the sum over the tokens, from the token of the largest factor.
+    best = tf.argmax(tf.abs(factors), axis=1)[:, tf.newaxis]
+    row = tf.squeeze(tf.gather(z, best, batch_dims=1), axis=1)
+    row = tf.math.divide_no_nan(row, tf.gather(factors, best, batch_dims=1))
+    return PooledLookup(flat, factors, row, shape, steps)
 
 
 @rule_for(*ops.SEGMENT_LOOKUPS, "SegmentSum", "SparseTensorDenseMatMul")
@@ -202,8 +211,8 @@ def _row_lookup(use, dz, shape, context):
     if found is None or not flow.leads or flow.rows != 1 or not use.path.isometric:
         return None
     ids, factors = found.padded(context.batch_size)
-    z = tf.reshape(dz, [context.batch_size, 1, math.prod(shape[1:])])
-    return Lookup(ids, tf.cast(factors, dz.dtype)[:, :, tf.newaxis] * z, shape, None)
+    row = tf.reshape(dz, [context.batch_size, math.prod(shape[1:])])
+    return PooledLookup(ids, tf.cast(factors, dz.dtype), row, shape, None)
 
 
 # Convolutions.

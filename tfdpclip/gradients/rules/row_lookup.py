@@ -7,6 +7,7 @@ import dataclasses
 import tensorflow as tf
 
 from tfdpclip.gradients.graph import ops
+from tfdpclip.gradients.graph.calls import gradient_function
 from tfdpclip.gradients.graph.walks import before_identities
 
 
@@ -64,6 +65,52 @@ def sum_after(op: tf.Operation, flows) -> tf.Operation | None:
             return op if row_lookup(op) is not None else None
         if op.type not in ("Identity", "Mul", "GatherV2"):
             return None
+
+
+def pooling_factors(rows: tf.Tensor, flows) -> tf.Tensor | None:
+    """The factors by which looked-up rows enter a sum over all rows of their example.
+
+    Args:
+      rows: `[B, ..., D]`, the output of a lookup.
+      flows: the analysis.
+
+    Returns:
+      `[B, ..., 1]`, ones where the rows are added or averaged as they are: the gradient
+      at `rows` is the product of the factors and of one row for each example. None if
+      the rows have another use, or none that this function knows.
+    """
+    flow, tensor, factors = flows[rows], rows, None
+    if not (flow.leads and flow.rows == 1 and not flow.minor):
+        return None
+    while True:
+        users = [user for user in tensor.consumers() if user in flows]
+        if len(users) != 1 or gradient_function(users[0]) is not None:
+            return None
+        (user,) = users
+        if user.type in ("Sum", "Mean"):
+            axes = tf.get_static_value(user.inputs[1])
+            if axes is None or user.inputs[0].ref() != tensor.ref():
+                return None
+            axes = sorted(axis % tensor.shape.rank for axis in axes.reshape([-1]))
+            if axes != list(range(1, tensor.shape.rank - 1)):
+                return None
+            return tf.ones_like(rows[..., :1]) if factors is None else factors
+        if user.type == "Mul" and factors is None:
+            others = [t for t in user.inputs if t.ref() != tensor.ref()]
+            if len(others) != 1 or not _scales_rows(others[0], tensor):
+                return None
+            factors = tf.broadcast_to(others[0], tf.shape(tensor[..., :1]))
+        elif user.type != "Identity":
+            return None
+        tensor = user.outputs[0]
+
+
+def _scales_rows(factors: tf.Tensor, rows: tf.Tensor) -> bool:
+    """Whether `factors` have an entry for each row, of static places in an example."""
+    if factors.shape.rank != rows.shape.rank or factors.shape[-1] != 1:
+        return False
+    places = rows.shape[1:-1]
+    return places.is_fully_defined() and factors.shape[1:-1] == places
 
 
 def row_lookup(op: tf.Operation) -> RowLookup | None:

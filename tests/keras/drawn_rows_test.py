@@ -253,7 +253,9 @@ def test_metrics_that_count_draws_of_nobody_are_warned_of():
     optimizer = private(1.0, z=1.0)
     batches = sampling.Poisson(1 / RECORDS).batches(data(), steps=2)
     budget = dpc.keras.PrivacyBudget(np.inf, 1e-3, batches)
-    with pytest.warns(UserWarning, match=r"\(accuracy\).* nobody, about 36.8% of all"):
+    with pytest.warns(
+        UserWarning, match=r"\(accuracy\).* empty draws, about 36.8% of all"
+    ):
         compiled(optimizer, metrics=["accuracy"]).fit(
             batches, verbose=0, callbacks=[budget]
         )

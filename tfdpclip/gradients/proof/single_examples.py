@@ -19,6 +19,7 @@ writes to variables, and calls that gradients pass through and that cannot be op
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 
@@ -225,12 +226,47 @@ class ExamplesAlone:
             # A batch that is always empty has no first place to read a loss at.
             return [tf.zeros([0, *v.shape], v.dtype) for v in self._variables]
         signature = [tf.TensorSpec(v.shape, v.dtype) for v in self._variables]
-        return tf.map_fn(
+        has_one_each = self._has_one_loss_each()
+        with tf.control_dependencies(self._refuse_other_lengths(has_one_each)):
+            indices = tf.identity(indices)
+        found = tf.map_fn(
             self._example_gradients,
             indices,
             fn_output_signature=signature,
             parallel_iterations=1,
         )
+        if not in_xla():
+            return found
+        # XLA drops assertions: no example has weight if the numbers differ.
+        return [tf.where(has_one_each, g, tf.cast(math.nan, g.dtype)) for g in found]
+
+    def _has_one_loss_each(self) -> tf.Tensor:
+        """Whether the data have rows for as many examples as there are losses."""
+        count = tf.shape(self._losses)[0]
+        lengths = [
+            tf.equal(tf.shape(source)[0], count * self._flows[source].rows)
+            for source in self._sources
+            if self._flows[source].rows
+        ]
+        return tf.reduce_all(lengths)
+
+    def _refuse_other_lengths(self, has_one_each: tf.Tensor) -> list[tf.Operation]:
+        """An assertion that each example has a loss; under XLA, nothing."""
+        lengths = [tf.shape(source)[0] for source in self._sources]
+        assertion = tf.debugging.Assert(
+            has_one_each,
+            [
+                f"LossStructureError: The loss {self._losses.name!r} does not have an "
+                "entry for each example of the data. Without an earlier record, other "
+                "examples have their places in the loss, so one record would change "
+                "the gradients of several. Compute a loss for every example; give the "
+                "examples to be left out a loss of 0." + see("one-example-at-a-time"),
+                "The number of losses, and the rows of the data:",
+                tf.shape(self._losses)[0],
+                *lengths,
+            ],
+        )
+        return [] if assertion is None else [assertion]
 
     def sums(self, weights: tf.Tensor, places: Sequence[int]) -> None:
         """None: each backward pass has the gradients of a single example."""

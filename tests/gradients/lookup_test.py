@@ -72,7 +72,11 @@ POOLED = {
     ),
     "all_masked": lambda ids, v, m: tf.reduce_sum(looked_up(ids, v) * (0 * m), 1),
     "by_token": lambda ids, v, m: tf.reduce_sum(
-        looked_up(ids, v) * tf.cast(ids, tf.float32)[..., tf.newaxis] / 9, 1
+        looked_up(ids, v) * (tf.cast(ids, tf.float32)[..., tf.newaxis] / 9), 1
+    ),
+    "scaled": lambda ids, v, m: tf.reduce_mean(2.0 * looked_up(ids, v) / 3.0, 1),
+    "masked_and_scaled": lambda ids, v, m: tf.reduce_sum(
+        (looked_up(ids, v) * 2.0) * m / 30.0, 1
     ),
 }
 NOT_POOLED = {
@@ -89,6 +93,10 @@ NOT_POOLED = {
     "other_factors_for_each_entry": lambda ids, v, m: tf.reduce_sum(
         looked_up(ids, v) * randoms(40, 3), 1
     ),
+    "divided_by_each_entry": lambda ids, v, m: tf.reduce_sum(
+        looked_up(ids, v) / (2 + tf.abs(randoms(40, 3))), 1
+    ),
+    "a_divisor": lambda ids, v, m: tf.reduce_sum(1.0 / (9 + looked_up(ids, v)), 1),
     "over_the_width": lambda ids, v, m: tf.reduce_sum(looked_up(ids, v), 2),
     "over_everything": lambda ids, v, m: tf.reduce_sum(looked_up(ids, v), [1, 2])[
         :, tf.newaxis

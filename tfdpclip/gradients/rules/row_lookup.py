@@ -95,11 +95,15 @@ def pooling_factors(rows: tf.Tensor, flows) -> tf.Tensor | None:
             if axes != list(range(1, tensor.shape.rank - 1)):
                 return None
             return tf.ones_like(rows[..., :1]) if factors is None else factors
-        if user.type == "Mul" and factors is None:
-            others = [t for t in user.inputs if t.ref() != tensor.ref()]
-            if len(others) != 1 or not _scales_rows(others[0], tensor):
+        others = [t for t in user.inputs if t.ref() != tensor.ref()]
+        if user.type == "Mul" and len(others) == 1:
+            if others[0].shape.num_elements() != 1:
+                if factors is not None or not _scales_rows(others[0], tensor):
+                    return None
+                factors = tf.broadcast_to(others[0], tf.shape(tensor[..., :1]))
+        elif user.type == "RealDiv" and user.inputs[0].ref() == tensor.ref():
+            if len(others) != 1 or others[0].shape.num_elements() != 1:
                 return None
-            factors = tf.broadcast_to(others[0], tf.shape(tensor[..., :1]))
         elif user.type != "Identity":
             return None
         tensor = user.outputs[0]

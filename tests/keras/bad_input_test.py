@@ -10,7 +10,7 @@ from tests.keras.helpers import DPSGD, OPTIMIZERS, L, flat, linear, some_data
 from tests.stack import KERAS_3, keras2_only
 from tfdpclip.clipping import QuantileClip
 from tfdpclip.gradients import ExampleIsolationError, LossStructureError
-from tfdpclip.keras import multi_worker_strategy, privatize
+from tfdpclip.keras import PrivacyPlan, multi_worker_strategy, privatize
 
 SETTINGS = {"clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 8}
 X, Y = some_data(8)
@@ -328,3 +328,27 @@ def test_a_loss_scale_optimizer_around_a_private_one_is_refused(dynamic):
 def test_several_workers_are_refused():
     with pytest.raises(NotImplementedError, match="several workers.*tf_keras"):
         multi_worker_strategy()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"class_weight": "balanced"},
+        {"class_weight": {"no": 1.0, "yes": 5.0}},
+        {"validation_split": 0.1},
+        {"y": np.zeros(60)},
+        {"sample_weight": np.ones(60)},
+    ],
+    ids=lambda arguments: next(iter(arguments)),
+)
+def test_what_fit_takes_beside_arrays_is_refused_beside_batches(arguments):
+    """Keras refuses it: docs/data.md says so, and has the lines to write."""
+    x = np.linspace(0, 1, 240, dtype="float32").reshape(60, 4)
+    plan = PrivacyPlan(8, 1e-4, 60, batch_size=20, epochs=1)
+    model = tf.keras.Sequential([L.Input((4,)), L.Dense(2)])
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(plan.optimizer(DPSGD, 0.1, clip=1.0), loss)
+    batches = plan.batches((x, np.arange(60) % 2))
+    with pytest.raises((ValueError, TypeError, AttributeError)):
+        model.fit(batches, callbacks=plan.callbacks, verbose=0, **arguments)
+    assert plan.ledger.steps == 0

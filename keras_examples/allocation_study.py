@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import time
-import zlib
 from collections.abc import Callable
 
 import numpy as np
@@ -174,7 +173,7 @@ def _texts(used: Settings) -> Task:
         for path in text_records.files_of(str(folder)):
             text = path.read_text("utf-8", "replace")
             parts = list(text_records.paragraphs(text, _SHORTEST))
-            rows += [_hashed(part) for part in parts]
+            rows += [text_records.hashed(part, _WORDS, _BUCKETS) for part in parts]
             classes += [number] * len(parts)
     order = np.random.default_rng(0).permutation(len(rows))
     x, y = np.array(rows)[order], np.array(classes)[order]
@@ -190,14 +189,6 @@ def _texts(used: Settings) -> Task:
     train = x[test:][: used.examples], y[test:][: used.examples]
     name = f"paragraphs of {len(folders)} kinds of text"
     return Task(train, (x[:test], y[:test]), name, build)
-
-
-def _hashed(text: str) -> np.ndarray:
-    """The buckets of the first words, `[_WORDS]`; 0 for no word."""
-    row = np.zeros([_WORDS], np.int32)
-    words = text.lower().split()[:_WORDS]
-    row[: len(words)] = [1 + zlib.crc32(w.encode()) % (_BUCKETS - 1) for w in words]
-    return row
 
 
 def _trained(task, plan, scheme, learning_rate, repeat):

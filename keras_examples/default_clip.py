@@ -1,4 +1,4 @@
-r"""Asks which clip rule should be the default: at equal epsilon, on real images.
+r"""Asks which clip rule should be the default: at equal epsilon, on real data.
 
     python -m keras_examples.default_clip --data_dir=DIR
 
@@ -7,7 +7,9 @@ that the learning rate does not depend on the norm), each with its own learning 
 "fixed" is the best of the grid's norms and rates, which a search would find if it cost
 no privacy. The measure is macro accuracy, the mean over classes.
 
-DIR has mnist and fashion_mnist in it, each as keras_examples.mnist_cnn reads it. The
+DIR has mnist and fashion_mnist in it, each as keras_examples.mnist_cnn reads it, and
+for the tasks plays and plays_embedding (whether a speech is from a comedy, a history or
+a tragedy) shakespeare, the plays as keras_examples.people_study reads them. The
 measurements are kept in OUTPUT_DIR/trials.jsonl, and a run that was stopped goes on.
 """
 
@@ -17,6 +19,7 @@ import dataclasses
 import functools
 import itertools
 import pathlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -25,13 +28,23 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import intervals, kept, programs, progress, settings
-from keras_examples import features, image_data, networks, training, trials
+from keras_examples import (
+    features,
+    image_data,
+    networks,
+    people_study,
+    text_records,
+    training,
+    trials,
+)
 from keras_examples.digits_data import load_data
 from tfdpclip import pictures
 
 
-def _following(quantile: float) -> Callable[[], dpc.ClipRule]:
-    return lambda: dpc.QuantileClip(quantile, initial_norm=1.0, normalize=True)
+def _following(quantile: float, **bounds: float) -> Callable[[], dpc.ClipRule]:
+    return lambda: dpc.QuantileClip(
+        quantile, initial_norm=1.0, normalize=True, **bounds
+    )
 
 
 #: Rules that need no clip norm, by name.
@@ -42,14 +55,30 @@ RULES: dict[str, Callable[[], dpc.ClipRule]] = {
     "quantile 0.65": _following(0.65),
     "quantile 0.8": _following(0.8),
     "automatic": dpc.AutomaticClip,
+    # Bounded below, or on both sides; the last is the default of the optimizers.
+    "0.65 over 0.1": _following(0.65, minimum_norm=0.1),
+    "0.5 in 0.1-1": _following(0.5, minimum_norm=0.1, maximum_norm=1.0),
+    "0.65 in 0.1-1": _following(0.65, minimum_norm=0.1, maximum_norm=1.0),
+    "0.65 in 0.1-3": _following(0.65, minimum_norm=0.1, maximum_norm=3.0),
 }
+_UNBOUNDED = ("quantile", "quantile 0.5", "quantile 0.65", "quantile 0.8", "automatic")
 _DIGITS = {
     "digits": "plain",
     "hard_digits": "hard",
     "imbalanced_digits": "imbalanced",
 }
 _IMAGES = ("mnist", "fashion_mnist", "imbalanced_fashion", "fashion_resnet")
-TASKS = (*_DIGITS, *_IMAGES, "features")
+_PLAYS = ("plays", "plays_embedding")
+TASKS = (*_DIGITS, *_IMAGES, *_PLAYS, "features")
+# How the names of the files of histories and tragedies begin; comedies are the rest.
+_HISTORIES = ("henry_", "john", "richard_")
+_TRAGEDIES = (
+    *("antony", "coriolanus", "cymbeline", "hamlet", "julius", "lear", "macbeth"),
+    *("othello", "romeo", "timon", "titus", "tragedy", "troilus"),
+)
+# Words of a speech that are read, public buckets that they are hashed to, and the
+# characters of a speech, at least.
+_WORDS, _BUCKETS, _SHORTEST = 64, 2048, 100
 #: Factors for a rule that is not normalised, whose useful rates are times 1 / C.
 _WIDER = (1.0, 4.0, 16.0)
 _KEPT = "trials.jsonl"
@@ -77,10 +106,10 @@ class Settings:
         good="features.npz",
     )
     data_dir: str | None = settings.words(
-        None, "Directory with mnist and fashion_mnist in it."
+        None, "Directory with mnist, fashion_mnist and shakespeare in it."
     )
     rules: tuple[str, ...] = settings.choices(
-        tuple(RULES), tuple(RULES), "Which rules, beside fixed."
+        _UNBOUNDED, tuple(RULES), "Which rules, beside fixed."
     )
     epsilons: tuple[float, ...] = settings.numbers(
         (0.5, 1, 3, 8), "Privacy budgets.", good=4, above=0
@@ -120,6 +149,9 @@ def problem(task: str, used: Settings) -> trials.Problem:
         data, make = _images(task, used), networks.small_resnet
     elif task in _IMAGES:
         data, make = _images(task, used), lambda: networks.mnist_network("tutorial")
+    elif task in _PLAYS:
+        data = _plays(used, as_bag=task == "plays")
+        make = _bag_network if task == "plays" else _embedding_network
     else:
         found = features.read(task)
         if found.spent:
@@ -160,6 +192,51 @@ def _images(task: str, used: Settings) -> trials.Data:
         x, y = x[kept], y[kept]
     test = training.scaled(images.test[0]), images.test[1]
     return trials.Data((x, y), None, test)
+
+
+def _plays(used: Settings, as_bag: bool) -> trials.Data:
+    """Speeches, and whether a comedy (0), a history (1) or a tragedy (2) has them."""
+    if used.data_dir is None:
+        raise settings.UsageError(
+            "flag --data_dir is missing: it must name a directory with shakespeare in "
+            "it, which has plays as .txt files. --tasks=digits needs no files."
+        )
+    speeches, speakers = people_study.speeches(
+        str(pathlib.Path(used.data_dir) / "shakespeare")
+    )
+    rows, labels = [], []
+    for speech, speaker in zip(speeches, speakers, strict=True):
+        if len(speech.text) < _SHORTEST:
+            continue
+        words = " ".join(re.findall("[a-z']+", speech.text.lower()))
+        rows.append(text_records.hashed(words, _WORDS, _BUCKETS))
+        history = speaker.startswith(_HISTORIES)
+        labels.append(1 if history else 2 * speaker.startswith(_TRAGEDIES))
+    order = np.random.default_rng(0).permutation(len(rows))
+    x, y = np.array(rows)[order], np.array(labels, np.int32)[order]
+    if as_bag:
+        bags = np.zeros([len(x), _BUCKETS], np.float32)
+        bags[np.arange(len(x))[:, np.newaxis], x] = 1
+        bags[:, 0] = 0  # no word
+        x = bags
+    test = len(x) // 5
+    return trials.Data((x[test:], y[test:]), None, (x[:test], y[:test]))
+
+
+def _bag_network() -> tf.keras.Model:
+    return _head(_BUCKETS, 3)
+
+
+def _embedding_network() -> tf.keras.Model:
+    layers = tf.keras.layers
+    return tf.keras.Sequential(
+        [
+            layers.Input((_WORDS,), dtype="int32"),
+            layers.Embedding(_BUCKETS, 16),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(3),
+        ]
+    )
 
 
 def _head(width: int, classes: int) -> tf.keras.Model:

@@ -14,6 +14,7 @@ import io
 import json
 import pathlib
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -161,6 +162,17 @@ def decode(tokens: Sequence[int]) -> str:
     """The text of tokens; the three that are no bytes are left out."""
     found = bytes(int(t) - _FIRST for t in tokens if t >= _FIRST)
     return found.decode(errors="replace")
+
+
+def hashed(text: str, words: int, buckets: int) -> np.ndarray:
+    """The buckets of the first words, `[words]`; 0 for no word.
+
+    The buckets are public: no vocabulary is made from the records.
+    """
+    row = np.zeros([words], np.int32)
+    found = text.lower().split()[:words]
+    row[: len(found)] = [1 + zlib.crc32(w.encode()) % (buckets - 1) for w in found]
+    return row
 
 
 def byte_rows(records: Sequence[Record], length: int) -> Rows:

@@ -188,6 +188,46 @@ def test_a_quantile_stays_at_the_least_norm_and_leaves_it(update):
         QuantileClip(0.5, 0.1, minimum_norm=0.3)
 
 
+@pytest.mark.parametrize("update", ["geometric", "linear"])
+def test_a_quantile_stays_at_the_greatest_norm_counts_there_and_leaves_it(update):
+    rule = QuantileClip(0.5, 1.0, 0.4, update=update, maximum_norm=1.3)
+    state = rule.initial_state()
+    for _ in range(20):
+        # Noise may take a fraction far outside of 0 to 1.
+        state = rule.next_state(state, tf.constant([-7.0]))
+    assert float(rule.clip_norm(state)) == pytest.approx(1.3)
+    assert float(rule.sensitivity(state)) == float(rule.clip_norm(state))
+    bits = rule.indicators(tf.constant([1.299, 1.301]), state)
+    assert bits.numpy().ravel().tolist() == [0.5, -0.5]
+    np.testing.assert_allclose(rule.weights(tf.constant([2.6]), state).numpy(), [0.5])
+    # At a bound the move does not tell the fraction.
+    assert rule.mean_fraction(rule.initial_state(), state, 20) is None
+    below = rule.next_state(state, tf.constant([1.0]))
+    assert float(rule.clip_norm(below)) < 1.299
+    # A state of a checkpoint of a rule with a greater bound: used as it is, once.
+    assert float(rule.clip_norm(rule.next_state(tf.constant(9.0), [0.0]))) < 1.301
+
+
+def test_the_bounds_of_a_norm_are_around_its_first():
+    QuantileClip(0.5, 1.0, minimum_norm=1.0, maximum_norm=1.0)
+    with pytest.raises(ValueError, match="maximum_norm must be at least initial_norm"):
+        QuantileClip(0.5, 1.0, maximum_norm=0.9)
+    for bad in (0.0, math.nan, math.inf, "3"):
+        with pytest.raises(ValueError, match="maximum_norm"):
+            QuantileClip(0.5, 1.0, maximum_norm=bad)
+
+
+def test_a_rule_saved_before_there_was_a_greatest_norm_has_none():
+    saved = serialize_rule(QuantileClip(0.65, 1.0, normalize=True, minimum_norm=0.1))
+    del saved["config"]["maximum_norm"]
+    rule = as_rule(saved)
+    assert rule.maximum_norm is None
+    state = rule.next_state(tf.constant(50.0), tf.constant([0.0]))
+    assert float(rule.clip_norm(state)) > 50
+    bounded = QuantileClip(0.5, 1.0, maximum_norm=3.0)
+    assert as_rule(serialize_rule(bounded)) == bounded
+
+
 @pytest.mark.parametrize("target", [0.0, 1.0])
 def test_extreme_quantiles_move_one_way_only(target):
     rule = QuantileClip(target, 1.0)

@@ -47,6 +47,7 @@ RULES: dict[str, list[ClipRule]] = {
         QuantileClip(),
         QuantileClip(0.9, 1e-3, 7.0, update="linear", normalize=True),
         QuantileClip(0.3, 0.5, normalize=True, minimum_norm=0.4),
+        QuantileClip(0.9, 0.5, 7.0, minimum_norm=0.4, maximum_norm=0.6),
         QuantileClip(schedules.ExponentialDecay(0.7, 1, 0.5), 0.7, count_stddev=2.0),
     ],
     "AutomaticClip": [AutomaticClip(), AutomaticClip(0.0)],

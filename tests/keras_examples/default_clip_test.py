@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tfdpclip as dpc
-from keras_examples import default_clip
+from keras_examples import default_clip, text_records
 from tests.keras_examples import feature_files, image_files
 from tests.output_files import rows_of, words_of
 
@@ -73,7 +73,8 @@ def test_features_of_a_network_that_saw_the_records_are_refused(tmp_path):
 def test_every_rule_of_the_study_needs_no_norm():
     for name, make in default_clip.RULES.items():
         assert make() == dpc.clipping.as_rule(make()), name
-    fixed, *others = default_clip.candidates(default_clip.Settings())
+    every = default_clip.Settings(rules=tuple(default_clip.RULES))
+    fixed, *others = default_clip.candidates(every)
     assert fixed.each and len(fixed.norms) == 5
     assert [one.name for one in others] == list(default_clip.RULES)
 
@@ -92,3 +93,32 @@ def test_images_are_read_and_classes_made_rare(tmp_path):
     assert len(default_clip.problem("fashion_mnist", few).data.train[1]) == 20
     with pytest.raises(SystemExit, match="--data_dir is missing"):
         study(tmp_path, "--tasks=mnist")
+
+
+def test_speeches_are_learned_by_the_kind_of_play_without_their_speakers(tmp_path):
+    folder = tmp_path / "shakespeare"
+    folder.mkdir()
+    for stem, word in (("hamlet", "skull"), ("john", "crown"), ("tempest", "isle")):
+        says = " ".join([word] * 30)
+        folder.joinpath(f"{stem}_gut.txt").write_text(
+            "\n\n".join(f"{name}.\n{says}, {k}!" for k in range(5) for name in "ABCD")
+            + "\n\nA.\nToo short, and left out."
+        )
+    used = default_clip.Settings(data_dir=str(tmp_path), batch_size=10)
+    bags = default_clip.problem("plays", used)
+    assert bags.network().count_params() == 3 * 2049
+    (x, y), (x_test, y_test) = bags.data.train, bags.data.test
+    assert len(x) == 48 and len(x_test) == 12
+    # A word for each kind of play; neither the numbers nor the speakers are words.
+    np.testing.assert_array_equal(x.sum(axis=1), 1)
+    kinds = {label: set(x[y == label].argmax(axis=1)) for label in range(3)}
+    assert len(set.union(*kinds.values())) == 3
+    for label, words in kinds.items():
+        assert set(x_test[y_test == label].argmax(axis=1)) <= words
+    [skull] = kinds[2]
+    assert skull == text_records.hashed("skull", 1, 2048)[0]
+    rows = default_clip.problem("plays_embedding", used)
+    assert rows.data.train[0].shape == (48, 64)
+    assert rows.network()(rows.data.train[0][:2]).shape == (2, 3)
+    with pytest.raises(SystemExit, match="--data_dir is missing"):
+        study(tmp_path, "--tasks=plays")

@@ -123,6 +123,9 @@ class QuantileClip(ClipRule):
       minimum_norm: a lower bound of C. Where a model fits most records, their gradients
         are nearly 0; a C that follows them to 0 clips every record to the same norm,
         and normalised steps no longer shrink as training converges.
+      maximum_norm: an upper bound of C, or None. Where noise makes the weights large,
+        the weights make the gradients large, and C follows: a normalised record then
+        counts for little unless its norm is as large.
 
     Raises:
       ValueError: if an argument is not a finite number in its range.
@@ -140,6 +143,7 @@ class QuantileClip(ClipRule):
     update: str = "geometric"
     normalize: bool = False
     minimum_norm: float = 0.0
+    maximum_norm: float | None = None
 
     elementwise = True
 
@@ -164,6 +168,15 @@ class QuantileClip(ClipRule):
                 f"minimum_norm must be at most initial_norm ({self.initial_norm:g}), "
                 f"got {least:g}."
             )
+        if self.maximum_norm is not None:
+            most = _arguments.clip_norm("maximum_norm", self.maximum_norm)
+            object.__setattr__(self, "maximum_norm", most)
+            if most < self.initial_norm:
+                # Not below minimum_norm then, which is at most initial_norm.
+                raise ValueError(
+                    "maximum_norm must be at least initial_norm "
+                    f"({self.initial_norm:g}), got {most:g}."
+                )
 
     def initial_state(self) -> Any:
         clip_norm = tf.constant(self.initial_norm, tf.float32)
@@ -207,6 +220,8 @@ class QuantileClip(ClipRule):
         else:
             moved = clip_norm - self.learning_rate * error
         moved = tf.maximum(_in_range(moved), self.minimum_norm)
+        if self.maximum_norm is not None:
+            moved = tf.minimum(moved, self.maximum_norm)
         return (moved, state[1] + 1) if isinstance(state, (tuple, list)) else moved
 
     def mean_fraction(self, before: Any, after: Any, steps: int) -> float | None:
@@ -214,6 +229,9 @@ class QuantileClip(ClipRule):
             return None
         first, last = (float(self.clip_norm(state)) for state in (before, after))
         if min(first, last) <= 1.0001 * self.minimum_norm:
+            return None
+        most = math.inf if self.maximum_norm is None else self.maximum_norm
+        if max(first, last) >= 0.9999 * most:
             return None
         moved = first - last
         if self.update == "geometric":

@@ -64,6 +64,11 @@ _DIGITS = (
     "--tasks=imbalanced_digits,digits,hard_digits --batch_size=128 --epochs=10 "
     "--tuning_repeats=2 --repeats=8"
 )
+_BOUNDS = f"{_CLIP} --clip_norms=0.3,1,3,10"
+_BOUNDED = (
+    "--rules='0.65 over 0.1,0.65 in 0.1-1,0.65 in 0.1-3,0.5 in 0.1-1,automatic'"
+)
+_MANY = "--batch_size=128 --epochs=10 --tuning_repeats=4 --repeats=24"
 
 _DEAL = (
     "tff_tasks.convert --task=emnist_character --input={data}/mnist --dealt_to=600 "
@@ -174,6 +179,28 @@ _LONG = {
         8,
         f"{_CLIP} {_SMALL_CNNS} --tasks=imbalanced_fashion --epsilons=8 "
         "--rules='quantile,quantile 0.5,quantile 0.65,quantile 0.8'",
+    ),
+    "default_clip_bounds_plays": (
+        15,
+        f"{_BOUNDS} {_BOUNDED} --tasks=plays --data_dir={{data}} --epsilons=1,3 "
+        "--batch_size=512 --epochs=10 --learning_rates=0.05,0.15,0.5,1.5 "
+        "--tuning_repeats=2 --repeats=10",
+    ),
+    "default_clip_bounds_noisy_digits": (
+        4,
+        f"{_BOUNDS} {_BOUNDED} --tasks=hard_digits {_MANY} --epsilons=1 "
+        "--learning_rates=0.015,0.05,0.15",
+    ),
+    "default_clip_bounds_imbalanced_digits": (
+        4,
+        f"{_BOUNDS} {_BOUNDED} --tasks=imbalanced_digits {_MANY} --epsilons=8 "
+        "--learning_rates=0.15,0.5,1.5",
+    ),
+    "default_clip_bounds_digits": (
+        7,
+        f"{_BOUNDS} --rules='0.65 over 0.1,0.65 in 0.1-3' "
+        f"--tasks=imbalanced_digits,digits {_MANY} --epsilons=1 "
+        "--learning_rates=0.015,0.05,0.15",
     ),
     "correlated_noise": (
         25,

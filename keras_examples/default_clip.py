@@ -41,9 +41,15 @@ from keras_examples.digits_data import load_data
 from tfdpclip import pictures
 
 
-def _following(quantile: float, **bounds: float) -> Callable[[], dpc.ClipRule]:
+def _following(
+    quantile: float, minimum_norm: float = 0.0, maximum_norm: float | None = None
+) -> Callable[[], dpc.ClipRule]:
     return lambda: dpc.QuantileClip(
-        quantile, initial_norm=1.0, normalize=True, **bounds
+        quantile,
+        initial_norm=1.0,
+        normalize=True,
+        minimum_norm=minimum_norm,
+        maximum_norm=maximum_norm,
     )
 
 

@@ -65,9 +65,7 @@ _DIGITS = (
     "--tuning_repeats=2 --repeats=8"
 )
 _BOUNDS = f"{_CLIP} --clip_norms=0.3,1,3,10"
-_BOUNDED = (
-    "--rules='0.65 over 0.1,0.65 in 0.1-1,0.65 in 0.1-3,0.5 in 0.1-1,automatic'"
-)
+_BOUNDED = "--rules='0.65 over 0.1,0.65 in 0.1-1,0.65 in 0.1-3,0.5 in 0.1-1,automatic'"
 _MANY = "--batch_size=128 --epochs=10 --tuning_repeats=4 --repeats=24"
 
 _DEAL = (

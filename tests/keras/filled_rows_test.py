@@ -229,5 +229,7 @@ def test_nor_within_functions_that_eager_steps_call(make):
 
 @pytest.mark.slow
 def test_functions_of_other_rows_than_an_eager_step_was_given_are_refused():
-    with pytest.raises(dpc.gradients.LossStructureError, match="differ in their number of rows"):
+    with pytest.raises(
+        dpc.gradients.LossStructureError, match="differ in their number of rows"
+    ):
         fit(Halves, sampling.Poisson(0.4), run_eagerly=True)

@@ -225,16 +225,18 @@ def test_steps_without_the_callbacks_are_not_passed_over():
     plan = plan_of()
     trained(plan, epochs=1, watched=False)
     for ask in (plan.statement, lambda: plan.statement("json")):
-        with pytest.raises(accounting.PrivacyMismatchError, match="4 steps of an opt"):
+        with pytest.raises(
+            accounting.PrivacyMismatchError, match="4 steps of this pla"
+        ):
             ask()
     # The text says that epsilon is not known, instead of the planned epsilon alone.
     # Printing the plan at the end of a script raises no error.
-    assert "So far: not known. 4 steps of an optimizer" in str(plan)
+    assert "So far: not known. 4 steps of this plan's optimizer" in str(plan)
     # The steps stay in the statement if the model is gone, or new steps are counted.
     trained(plan, epochs=1)
-    assert "So far: not known. 4 steps of an optimizer" in str(plan)
+    assert "So far: not known. 4 steps of this plan's optimizer" in str(plan)
     assert str(plan).count("differential privacy") == 1  # the planned epsilon
-    with pytest.raises(accounting.PrivacyMismatchError, match="4 steps of an opt"):
+    with pytest.raises(accounting.PrivacyMismatchError, match="4 steps of this pla"):
         plan.statement()
 
 

@@ -30,13 +30,13 @@ def test_paragraphs_of_texts_are_told_apart_at_the_best_rate(tmp_path):
         (texts / name).mkdir(parents=True)
         (texts / name / "all.txt").write_text("\n\n".join([part] * 200))
     arguments = [
-        *("--dataset=texts", f"--data_dir={texts}", "--learning_rates=0.0001,2"),
-        *("--batch_size=80", "--epochs=6", "--epsilon=20", "--repeats=2"),
+        *("--dataset=texts", f"--data_dir={texts}", "--learning_rates=0.0001,0.5"),
+        *("--batch_size=80", "--epochs=12", "--epsilon=20", "--repeats=2"),
     ]
     allocation_study.main(["study", f"--output_dir={tmp_path}", *arguments])
     assert len(rows_of(tmp_path, "trials")) == 12
     for row in rows_of(tmp_path, "sampling")[:2]:
-        assert float(row["learning_rate"]) == 2
+        assert float(row["learning_rate"]) == 0.5
         assert float(row["accuracy"]) > 0.95
 
 

@@ -222,6 +222,84 @@ def test_an_element_that_is_given_twice_over_is_refused():
     assert step.moved == 0
 
 
+def parts(step, start, end, weights, outside=False, **options):
+    """A step of some rows of the only element."""
+    made = tf.function(lambda *element: step.take_step(element[0]), **options)
+    whole = tf.function(lambda *element: made(*(t[start:end] for t in element)))
+    for element in batches().take(1):
+        if outside:
+            whole(*element)
+        else:
+            made(*(t[start:end] for t in element[: 3 if weights else 1]))
+
+
+REFUSED = (PrivacyMismatchError, tf.errors.InvalidArgumentError)
+
+
+def number_of_first():
+    return next(int(np.sum(w)) for *_, w in batches())
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("cut", [(0, 2), (0, -1), (13, None)])
+def test_a_step_of_some_of_the_rows_is_refused(cut, weights):
+    """One record less brings another into the step, or a row that fills up goes."""
+    assert number_of_first() > 2
+    step = Counting()
+    if weights and cut == (0, -1):
+        parts(step, *cut, weights)
+        assert step.moved == pytest.approx(number_of_first(), abs=1e-3)
+        return
+    with pytest.raises(REFUSED, match="differ in their number of rows"):
+        parts(step, *cut, weights)
+    assert step.moved == 0
+
+
+@pytest.mark.parametrize("how", ["within", "any_length", "eager"])
+@pytest.mark.filterwarnings("ignore:Eager steps")
+def test_however_the_step_is_called(how):
+    step = Counting()
+    with pytest.raises(REFUSED, match="differ in their number of rows"):
+        if how == "within":
+            parts(step, 0, 2, True, outside=True)
+        elif how == "any_length":
+            signature = [tf.TensorSpec([None, 3])]
+            parts(step, 0, 2, False, input_signature=signature)
+        else:
+            for x, _, _ in batches().take(1):
+                with tf.GradientTape(persistent=True) as tape:
+                    losses = step.losses(x[:2])
+                step.take_step(None, tape=tape, tensors=losses)
+    assert step.moved == 0
+
+
+def test_compiled_code_takes_no_part():
+    step = Counting()
+    with pytest.raises(REFUSED, match="differ in their number of rows"):
+        parts(step, 0, 2, False, jit_compile=True)
+    parts(step, 0, 2, True, jit_compile=True)
+    assert step.moved == 0
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_rows_that_are_given_again_are_refused(weights):
+    step = Counting()
+    made = tf.function(lambda *element: step.take_step(element[0]))
+    for element in batches().take(1):
+        more = [tf.concat([t, t[:1]], axis=0) for t in element]
+        with pytest.raises(REFUSED, match="differ in their number of rows"):
+            made(*more[: 3 if weights else 1])
+    assert step.moved == 0
+
+
+def test_rows_without_weight_may_be_added():
+    step = Counting()
+    made = tf.function(lambda x, y, w: step.take_step(x))
+    for element in batches().take(1):
+        made(*(tf.concat([t, tf.zeros_like(t[:3])], axis=0) for t in element))
+    assert step.moved == pytest.approx(number_of_first(), abs=1e-3)
+
+
 class TestTwoStepsOnOneDraw:
     def test_two_optimizers_are_refused_before_either_has_released(self):
         first, second = Counting(), Counting()

@@ -46,6 +46,14 @@ _OTHER_ROWS = (
     "the rows that are records are not known. Compute one loss for each row of the "
     "batch, in the order of the rows." + see("rows-that-fill-a-batch-up")
 )
+_PARTS = (
+    "The step and the drawn element differ in their number of rows, so the step may "
+    "leave out records by their places, repeat records, or take the rows that fill "
+    "the element up for records." + _LINES + "For smaller batches, draw them: "
+    "scheme.batches(data, accumulation_steps=2), with accumulation_steps=2 of the "
+    "optimizer. If the step is of data that were not drawn, take no element before."
+    + see("rows-that-fill-a-batch-up")
+)
 _TWICE = (
     "A second private step would be made of one draw, and costs more than a new draw: "
     "two steps of noise multiplier z on one draw are one step of z / sqrt(2). Take a "
@@ -165,8 +173,8 @@ def present_in_eager(records: int) -> tf.Tensor | None:
         if found.shape[0] != records:
             raise LossStructureError(_OTHER_ROWS)
         return found
-    (mask,) = _masks(records, 1, _CURRENT.releases, told_apart=False)
-    return None if len(mask) != records else tf.constant(mask)
+    masks = _masks(records, 1, _CURRENT.releases, told_apart=False)
+    return tf.constant(masks[0]) if masks.shape == (1, records) else None
 
 
 # Way 2: the element is in the graph.
@@ -313,11 +321,11 @@ def _of_taken(graph: Any, expected: ExpectedRecords) -> tf.Tensor | None:
         return tf.constant(_masks(expected.static, expected.rows_each, releases, told))
 
     with tf.init_scope():
-        saved = tf.constant(True, shape=[1, 1])
+        saved = tf.zeros([0, 0], tf.bool)
     spec = tf.TensorSpec([None, None], tf.bool)
     given = _tf_private.value_at_call(called, masks, spec, saved)
     given = given if called is graph else graph.capture(given)
-    return _fitted(given, own, graph, expected)
+    return _fitted(given, own, graph, expected, releases)
 
 
 def _called_from_outside(function: Any) -> Any:
@@ -343,27 +351,45 @@ def _replicas() -> int:
     return 1 if context is None else context.num_replicas_in_sync
 
 
-def _fitted(masks, own, graph, expected) -> tf.Tensor:
+def _fitted(masks, own, graph, expected, releases) -> tf.Tensor:
     """The step's mask among the possible masks.
 
-    All rows are records if no mask has the length of the step.
+    All rows are records if no element is known, or if no mask has the length of the
+    step. A private step of another length is refused, unless all of the element's
+    records are among its rows.
     """
     number, length = tf.unstack(tf.shape(masks))
     records = expected.records
     wide = tf.concat([masks, tf.ones([number, records], tf.bool)], axis=1)
-    wide = tf.where(tf.equal(length, records), wide[:, :records], True)
-    if own is None:
-        # `_masks` has raised if there are several masks.
-        return tf.reduce_all(wide, axis=0)
-    inner = [w if w.graph is graph else graph.capture(w) for w in own]
-    mine = _by_record(inner, expected.rows_each)
-    same = tf.reduce_any(tf.reduce_all(tf.equal(wide, mine), axis=1))
-    told = tf.equal(number, 1) | same
-    if not in_xla():
+    fits = tf.equal(length, records) | tf.equal(number, 0)
+    wide = tf.where(fits, wide[:, :records], True)
+    # `_masks` has raised if there are several masks and no weights.
+    rows, told, given = tf.reduce_all(wide, axis=0), tf.constant(True), records
+    if own is not None:
+        inner = [w if w.graph is graph else graph.capture(w) for w in own]
+        mine = _by_record(inner, expected.rows_each)
+        same = tf.reduce_any(tf.reduce_all(tf.equal(wide, mine), axis=1))
+        several = number > 1
+        rows = tf.where(several | ~fits if releases else several, mine, rows)
+        told = ~several | same | ~fits if releases else ~several | same
+        given = _count(mine)
+    if own is not None and not in_xla():
         wrong = tf.debugging.Assert(told, [_UNTOLD])
         with tf.control_dependencies([] if wrong is None else [wrong]):
             told = tf.identity(told)
-    return tf.where(tf.equal(number, 1), wide[0], mine) & told
+    if not releases:
+        return rows & told
+    drawn = _count(masks, axis=1)
+    complete = fits | tf.reduce_any(tf.equal(drawn, given))
+    if not in_xla():
+        wrong = tf.debugging.Assert(complete, [_PARTS])
+        with tf.control_dependencies([] if wrong is None else [wrong]):
+            complete = tf.identity(complete)
+    return rows & told & complete
+
+
+def _count(mask: tf.Tensor, axis: int | None = None) -> tf.Tensor:
+    return tf.reduce_sum(tf.cast(mask, tf.int32), axis=axis)
 
 
 def _weights_given(graph: Any) -> list[tf.Tensor] | None:
@@ -405,8 +431,9 @@ def _masks(
       told_apart: whether the step has weights that tell its element from the rest.
 
     Returns:
-      `[K, records]`: the masks of K elements, the step's element among them; `[[True]]`
-      where no element is known.
+      `[K, rows]`: the masks of K elements, the step's element among them; K is 0
+      where no element is known. Where the step has another number of rows, it is
+      private, and may hold all records of an element.
     """
     if _CURRENT.weights and _CURRENT.weights[-1] is not None:
         given = _by_record(_CURRENT.weights[-1], rows_each).numpy()
@@ -416,10 +443,10 @@ def _masks(
     found = [e for e in handed_out.candidate_elements() if e.rows_each == rows_each]
     if records is not None:
         _refuse_repeated_rows(found, records)
-        found = [e for e in found if len(e.records) == records]
+        found = _of_length(found, records, releases, told_apart)
     masks = {e.records.tobytes(): e.records for e in found}
     if not masks:
-        return np.ones([1, 1], bool)
+        return np.ones([0, 0], bool)
     lengths = {len(mask) for mask in masks.values()}
     if len(lengths) > 1 or (len(masks) > 1 and not told_apart):
         raise PrivacyMismatchError(
@@ -432,6 +459,19 @@ def _masks(
     if releases and len(found) == 1:
         found[0].released = True
     return np.stack(list(masks.values()))
+
+
+def _of_length(
+    found: Sequence[Any], records: int, releases: bool, told_apart: bool
+) -> Sequence[Any]:
+    """The elements that a step of so many records may be of."""
+    fitting = [e for e in found if len(e.records) == records]
+    if fitting or not releases:
+        return fitting
+    complete = told_apart or any(e.records.sum() == records for e in found)
+    if found and not complete:
+        raise PrivacyMismatchError(_PARTS)
+    return found
 
 
 def _refuse_repeated_rows(found: Sequence[Any], records: int) -> None:

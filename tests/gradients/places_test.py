@@ -224,14 +224,32 @@ def with_one_seed(hidden, x):
     return tf.nn.experimental.stateless_dropout(hidden, 0.5, seed=[1, 2])
 
 
-def test_one_seed_for_all_steps_gives_every_example_the_first_numbers():
+STEP = tf.Variable(3, trainable=False)
+
+
+def with_the_step_for_a_seed(hidden, x):
+    seed = tf.stack([STEP, 0])
+    return tf.nn.experimental.stateless_dropout(hidden, 0.5, seed=seed)
+
+
+def with_the_step_folded_in(hidden, x):
+    seed = tf.random.experimental.stateless_fold_in([1, 2], STEP)
+    return hidden + tf.random.stateless_normal(tf.shape(hidden), seed)
+
+
+PUBLIC_SEEDS = [with_one_seed, with_the_step_for_a_seed, with_the_step_folded_in]
+
+
+@pytest.mark.parametrize("change", PUBLIC_SEEDS)
+def test_one_seed_for_all_steps_gives_every_example_the_first_numbers(change):
+    """And the number of the step is as public as a constant."""
     alike = tf.tile(X[:1], [SIZE, 1])
-    found = norms(with_one_seed, static=False, data=alike)
+    found = norms(change, static=False, data=alike)
     np.testing.assert_allclose(found, tf.fill([SIZE], found[0]), rtol=1e-5)
 
 
 @pytest.mark.every_check
-@pytest.mark.parametrize("change", [with_one_seed, with_a_seed_of_the_size])
+@pytest.mark.parametrize("change", [*PUBLIC_SEEDS, with_a_seed_of_the_size])
 def test_one_seed_for_all_steps_and_a_static_size_are_refused(change):
     with pytest.raises(
         tf.errors.InvalidArgumentError, match="seed random numbers anew"

@@ -257,13 +257,23 @@ def _draws_alike(op: tf.Operation) -> bool:
     return all(t.shape.rank == 0 for t in op.inputs if t.dtype.is_floating)
 
 
+_GIVEN = frozenset(("Placeholder", "ReadVariableOp", "VariableV2"))
+
+
 def draws_the_same(op: tf.Operation) -> bool:
-    """Whether an op draws with a constant seed: each place has one number for ever."""
+    """Whether constants and single numbers make the seed: each place has its number.
+
+    A single number that is read or given, such as the number of the step, is public. A
+    seed of several is the state of a generator.
+    """
     if not op.type.startswith(ops.SEEDED_DRAWS):
         return False
     pending, seen = list(op.inputs[1:]), set()
     while pending:
-        before = pending.pop().op
+        tensor = pending.pop()
+        before = tensor.op
+        if before.type in _GIVEN and tensor.shape.num_elements() == 1:
+            continue
         if before.type in ops.RANDOM:
             return False
         if not before.inputs and before.type not in ("Const", "StatelessRandomGetAlg"):

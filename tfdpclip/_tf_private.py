@@ -409,11 +409,30 @@ def inputs_of(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
 
 def ops_of_functions(dataset: tf.data.Dataset) -> list[str]:
     """The kinds of all ops in the functions of a step, and in their own functions."""
-    found: list[str] = []
+    return [n.op for _, nodes in bodies_of_functions(dataset) for n in nodes]
+
+
+def bodies_of_functions(dataset: tf.data.Dataset) -> list[tuple[list[str], Any]]:
+    """The functions of a step, and their own functions.
+
+    Returns:
+      For each function, the names of its arguments that are no resources (of a
+      function of the step, also of the tensors that it closes over), and its nodes.
+    """
+    found: list[tuple[list[str], Any]] = []
+    resource = tf.resource.as_datatype_enum
     for wrapper in dataset._functions():
         content = wrapper.function.graph.as_graph_def()
-        nodes = [content.node, *(f.node_def for f in content.library.function)]
-        found += [node.op for part in nodes for node in part]
+        given = [
+            n.name
+            for n in content.node
+            if n.op == "Placeholder" and n.attr["dtype"].type != resource
+        ]
+        found.append((given, content.node))
+        for function in content.library.function:
+            arguments = function.signature.input_arg
+            given = [a.name for a in arguments if a.type != resource]
+            found.append((given, function.node_def))
     return found
 
 

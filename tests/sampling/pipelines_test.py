@@ -169,3 +169,49 @@ def test_records_of_one_shape_that_is_not_known_before_are_taken():
     batches = sampling.FullBatch().batches(pipeline)
     assert next(iter(batches))[0].numpy().tolist() == [[1, 2], [3, 4], [5, 6]]
     assert not batches.assumptions
+
+
+SEEN = tf.Variable(tf.zeros(X.shape[1:], X.dtype), trainable=False)
+SEEDS = tf.Variable(0, trainable=False)
+TABLE = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
+
+
+def centred(x, y):
+    """By a mean of the records that were read so far."""
+    return x - SEEN.assign(SEEN - (SEEN - x) // 10), y
+
+
+@tf.function
+def centred_inside(x, y):
+    return tf.cond(tf.reduce_all(x >= x), lambda: centred(x, y), lambda: (x, y))
+
+
+def listed(x, y):
+    TABLE.insert(tf.cast(y, tf.int64), TABLE.size())
+    return x, y
+
+
+def with_seeds_of_a_generator(x, y):
+    """As Keras 3's layers draw."""
+    seed = tf.stack([SEEDS, SEEDS.assign_add(1)])
+    SEEDS.assign(SEEDS * 3)
+    return x + tf.random.stateless_normal(x.shape, seed), y
+
+
+@pytest.mark.parametrize("function", [centred, centred_inside, listed])
+@pytest.mark.parametrize("parallel", [None, 2])
+def test_a_pipeline_whose_functions_keep_of_records_is_refused(
+    function, parallel, tmp_path
+):
+    data = slices().map(function, num_parallel_calls=parallel).map(negated)
+    with pytest.raises(ValueError, match="depend on the records read before"):
+        sampling.Poisson(0.1).batches(data)
+    with pytest.raises(ValueError, match="depend on the records read before"):
+        sampling.Stream(data, examples=len(X), folder=tmp_path)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_pipeline_may_draw_random_numbers(inside):
+    function = with_seeds_of_a_generator
+    data = slices().map(tf.function(function) if inside else function)
+    assert len(sampling.Poisson(0.1).batches(data)) == 10

@@ -39,6 +39,8 @@ _CHOOSES = frozenset(
 _EXPANDS = frozenset(
     """FlatMapDataset InterleaveDataset ParallelInterleaveDataset""".split()
 )
+# Ops that write to variables, tables and queues, by the beginnings of their types.
+_WRITES = re.compile("Assign|ResourceScatter|LookupTable(Insert|Import)|Queue(En|De)q")
 _INNER_BATCHES = (
     "a batch that is made inside of flat_map or interleave is a single record, or is "
     "taken apart"
@@ -70,6 +72,7 @@ def checked(dataset: tf.data.Dataset) -> tf.data.Dataset:
       ValueError: if elements may not be records, or have no index.
     """
     _refuse_steps(dataset, lambda kind: kind in _REGROUPS)
+    _refuse_writes(dataset)
     _refuse_ragged(dataset)
     size = int(dataset.cardinality())
     if size < 0:
@@ -120,6 +123,7 @@ def checked_stream(
             raise _through(kind)
     for step in _steps(dataset):
         _refuse_read_twice(step)
+    _refuse_writes(dataset)
     _refuse_ragged(dataset)
     assumed = (UNBATCHED,) * unbatched
     if regroups.intersection(inner):
@@ -155,6 +159,40 @@ def _inner_kinds(dataset: tf.data.Dataset) -> list[str]:
         return []
     found = _tf_private.ops_of_functions(dataset)
     return [re.sub(r"V\d+$", "", kind) for kind in found if "Dataset" in kind]
+
+
+def _refuse_writes(dataset: tf.data.Dataset) -> None:
+    """Refuses functions that keep something of a record for the next.
+
+    A generator of random numbers may write the numbers that it keeps.
+    """
+    for step in _steps(dataset):
+        bodies = _tf_private.bodies_of_functions(step)
+        if (kind := next(filter(None, map(_written, bodies)), None)) is not None:
+            raise ValueError(
+                f"data: a function of {_name(_kind(step))!r} of this tf.data.Dataset "
+                f"writes to a variable, a table or a queue (by {kind}), so records may "
+                "depend on the records read before. Make every record of its own data "
+                "alone: a mean of the data, for example, is computed before, by "
+                "dpc.keras.PrivateStatistics." + see("rows-that-are-not-records")
+            )
+
+
+def _written(body: tuple[list[str], Any]) -> str | None:
+    """The kind of an op in a function's body that writes values of its arguments."""
+    arguments, nodes = body
+    of_data, before = set(arguments), -1
+    inputs = {
+        node.name: [name.split(":")[0] for name in node.input if name[0] != "^"]
+        for node in nodes
+    }
+    while len(of_data) > before:
+        before = len(of_data)
+        of_data |= {name for name, given in inputs.items() if of_data & set(given)}
+    for node in nodes:
+        if _WRITES.match(node.op) and of_data & set(inputs[node.name][1:]):
+            return node.op
+    return None
 
 
 def _refuse_read_twice(dataset: tf.data.Dataset) -> None:

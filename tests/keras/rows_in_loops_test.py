@@ -350,9 +350,9 @@ class TestStepsOfALedger:
                 for _ in range(times):
                     step(*element)
 
-    def _ledger(self, data):
+    def _ledger(self, data, noise_multiplier=0.0):
         ledger = accounting.Ledger(delta=1e-5)
-        ledger.begin(noise_multiplier=1.0, sampling=data)
+        ledger.begin(noise_multiplier=noise_multiplier, sampling=data)
         return ledger
 
     def test_an_empty_draw_that_is_left_out_is_found(self):
@@ -390,7 +390,7 @@ class TestStepsOfALedger:
     def test_draws_of_an_epoch_that_are_left_out_are_counted(self, scheme):
         data = scheme.batches(np.ones((RECORDS, 1), "float32"))
         steps = data.steps_per_epoch
-        ledger = self._ledger(data)
+        ledger = self._ledger(data, 1.0)
         for number, _ in enumerate(data.repeat(2)):
             if number % 2 == 0:
                 with ledger.step():
@@ -430,3 +430,59 @@ class TestStepsOfALedger:
             with ledger.step():
                 pass
         assert ledger.steps == 3
+
+
+class Falls(tf.keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule of noise multipliers."""
+
+    def __call__(self, step):
+        return 2.0 - tf.cast(step, tf.float32)
+
+    def get_config(self):
+        return {}
+
+
+class TestNoiseOfALedger:
+    """`ledger.begin` says again the settings of the optimizer, and may be wrong."""
+
+    def _train(self, counted=None, steps=1, data=None, **options):
+        data = batches(seed=None) if data is None else data
+        ledger, step = accounting.Ledger(delta=1e-5), Counting()
+        step.optimizer = dpc.keras.DPSGD(
+            1.0, clip=dpc.FixedClip(1.0), expected_batch_size=SIZE, **options
+        )
+        made = tf.function(lambda x, y, w: step.take_step(x))
+        ledger.begin(noise_multiplier=2.0, sampling=data, **(counted or {}))
+        self.ledger = ledger
+        for element in data.take(steps):
+            with ledger.step():
+                made(*element)
+
+    @pytest.mark.parametrize("z", [0.0, 1.0, 1.99])
+    def test_less_than_is_counted_is_refused_and_counted(self, z):
+        with pytest.raises(PrivacyMismatchError, match="The ledger counts noise of"):
+            self._train(noise_multiplier=z)
+        worst = accounting.epsilon(z, 1, sampling.FullBatch(), delta=1e-5) if z else 0
+        assert self.ledger.epsilon() >= (worst or np.inf)
+
+    def test_as_much_and_more_is_taken(self):
+        for z in (2.0, 3.0):
+            self._train(noise_multiplier=z, steps=3)
+            assert self.ledger.steps == 3
+
+    def test_of_a_schedule_each_step_is_compared(self):
+        with pytest.raises(
+            PrivacyMismatchError, match="step had noise of multiplier 1"
+        ):
+            self._train(noise_multiplier=Falls(), steps=2)
+        assert self.ledger.steps == 3
+
+    def test_a_batch_that_is_clipped_is_no_example(self):
+        options = {"noise_multiplier": 2.0, "unit": "batch"}
+        with pytest.raises(PrivacyMismatchError, match="on each clipped batch"):
+            self._train(**options)
+        self._train({"unit": "batch"}, **options)
+
+    def test_a_fixed_seed_is_noted(self):
+        self._train(noise_multiplier=2.0, seed=1)
+        assert "not private" in str(self.ledger.statement())

@@ -18,10 +18,20 @@ from tfdpclip.accounting.phases import (
     begin_run,
     clip_assumptions,
 )
-from tfdpclip.accounting.releases import releases_since, releases_so_far
+from tfdpclip.accounting.releases import (
+    ReleaseSettings,
+    releases_since,
+    releases_so_far,
+    settings_since,
+)
 from tfdpclip.accounting.statement import Spending
 from tfdpclip.correlated import NoiseMatrix
 from tfdpclip.sampling import events
+
+
+def _noise_in_words(noise_multiplier: float, correlated: bool) -> str:
+    kind = "correlated noise" if correlated else "noise"
+    return f"{kind} of multiplier {noise_multiplier:g}"
 
 
 class Ledger(Spending):
@@ -253,7 +263,8 @@ class Ledger(Spending):
 
         Raises:
           PrivacyMismatchError: If optimizers made more or fewer steps than declared
-            since `begin`. Additional steps are counted, at their worst.
+            since `begin`, or steps of less noise, or of another unit. Additional steps
+            are counted, at their worst, and so are steps of less noise.
         """
         self.reserve(steps)
         before = releases_so_far()
@@ -261,7 +272,38 @@ class Ledger(Spending):
             yield
         finally:
             self.record(steps)
+        for holder, made, settings in settings_since(before):
+            self._compare_settings(holder, made, settings)
         self._compare_steps(steps, releases_since(before))
+
+    def _compare_settings(
+        self, holder: str, made: int, settings: ReleaseSettings
+    ) -> None:
+        """Raises if the releases of an optimizer have other settings than are counted.
+
+        The releases are counted again, at their worst.
+        """
+        phase = self._current()
+        if settings.seeded:
+            self.note_seed()
+        z, unit, correlated, _ = settings
+        matrix = phase.noise is not None
+        less = z < phase.noise_multiplier * (1 - 1e-6)
+        wider = unit not in ("example", phase.unit)
+        if not less and not wider and correlated == matrix:
+            return
+        if not correlated and not matrix:
+            self.add_unseen(made, noise_multiplier=z, unit=unit, holder=holder)
+            self.save()
+        raise PrivacyMismatchError(
+            f"The ledger counts {_noise_in_words(phase.noise_multiplier, matrix)} on "
+            f"each clipped {phase.unit}, and the optimizer's step had "
+            f"{_noise_in_words(z, correlated)} on each clipped {unit}. Begin with the "
+            "settings of the optimizer: ledger.begin(noise_multiplier="
+            "optimizer.noise_multiplier, unit=optimizer.unit, ...); for a schedule, "
+            "with the number of every step, and change=True."
+            + see("epsilon-that-means-something-else")
+        )
 
     def _compare_steps(self, said: int, made: int) -> None:
         """Raises if declared steps differ from the steps that optimizers made."""

@@ -1,17 +1,35 @@
-"""The number of private releases, as counted by the optimizers.
+"""The private releases, as counted by the optimizers.
 
 `Ledger.step()` declares how many steps a loop takes, and an optimizer counts its
-releases. The ledger compares the two numbers.
+releases. The ledger compares the two numbers, and the noise of the releases with the
+noise that it counts.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-#: Objects that count their releases, with `identity` (a text) and `releases`.
+#: Objects that count their releases, with `identity` (a text), `releases`, and
+#: `take_settings()`, which returns `ReleaseSettings`.
 COUNTERS: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class ReleaseSettings(NamedTuple):
+    """The settings of releases.
+
+    Attributes:
+      noise_multiplier: the least noise multiplier of the releases.
+      unit: the clipped unit.
+      correlated: whether the noise of several releases is correlated.
+      seeded: whether the noise has a fixed seed.
+    """
+
+    noise_multiplier: float
+    unit: str
+    correlated: bool
+    seeded: bool
 
 
 def releases_so_far() -> dict[str, int]:
@@ -23,3 +41,18 @@ def releases_since(before: Mapping[str, int]) -> int:
     """The number of releases since `releases_so_far` returned `before`."""
     now = releases_so_far()
     return sum(count - before.get(name, 0) for name, count in now.items())
+
+
+def settings_since(before: Mapping[str, int]) -> list[tuple[str, int, ReleaseSettings]]:
+    """The counters that made releases since `before`.
+
+    Returns:
+      The identity, the number of the releases, and their settings.
+    """
+    found = []
+    for counter in list(COUNTERS):
+        made = counter.releases - before.get(counter.identity, 0)
+        settings = counter.take_settings() if made else None
+        if settings is not None:
+            found.append((counter.identity, made, settings))
+    return found

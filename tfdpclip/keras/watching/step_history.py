@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip._variables import whole_number
-from tfdpclip.accounting.releases import COUNTERS
+from tfdpclip.accounting.releases import COUNTERS, ReleaseSettings
 from tfdpclip.keras.watching.noise_plan import NoisePlan
 from tfdpclip.sampling import events
 
@@ -176,6 +176,22 @@ class StepHistory(tf.train.experimental.PythonState):
     def releases(self) -> int:
         """The number of releases that this object ever made."""
         return whole_number(self.counter)
+
+    def take_settings(self) -> ReleaseSettings | None:
+        """The settings of the releases since the last call or `take_least_noise`.
+
+        None if the optimizer no longer exists.
+        """
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return None
+        plan = NoisePlan(optimizer)
+        return ReleaseSettings(
+            self.take_least_noise() if plan.scheduled else plan.at(0),
+            optimizer.unit,
+            getattr(optimizer, "noise", None) is not None,
+            getattr(optimizer, "seed", None) is not None,
+        )
 
     def known_steps(self) -> dict[str, OptimizerSteps]:
         """All steps behind the current weights, and further steps, by identity.

@@ -691,12 +691,12 @@ def test_the_budget_counts_and_stops_as_on_one_device(mirrored):
 
 
 class Twice(tf.keras.Sequential):
-    """Writes to a weight beside the optimizer."""
+    """Writes of the data to a weight, beside the optimizer."""
 
     def train_step(self, data):
         logs = super().train_step(data)
         weight = self.trainable_variables[0]
-        weight.assign_sub(0.01 * weight)
+        weight.assign_sub(0.01 * tf.reduce_mean(data[0]) * weight)
         return logs
 
 

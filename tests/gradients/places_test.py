@@ -260,6 +260,13 @@ def test_one_seed_for_all_steps_and_a_static_size_are_refused(change):
 DROPOUT = tf.keras.layers.Dropout(0.5)
 
 
+STATE = tf.Variable([3, 4], trainable=False)
+
+
+def with_the_state_of_a_generator(hidden, x):
+    return tf.nn.experimental.stateless_dropout(hidden, 0.5, seed=STATE)
+
+
 def keras_masks(hidden, x):
     return DROPOUT(hidden, training=True)
 
@@ -294,6 +301,7 @@ def of_a_padded_sequence(hidden, x):
         keras_masks,
         masks_in_a_loop,
         masks_along_another_axis,
+        with_the_state_of_a_generator,
         chosen,
         of_a_padded_sequence,
         set_to_a_constant,

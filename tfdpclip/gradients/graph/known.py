@@ -272,7 +272,8 @@ def draws_the_same(op: tf.Operation) -> bool:
     while pending:
         tensor = pending.pop()
         before = tensor.op
-        if before.type in _GIVEN and tensor.shape.num_elements() == 1:
+        number = tensor.dtype != tf.resource and tensor.shape.num_elements() == 1
+        if number and before.type in _GIVEN:
             continue
         if before.type in ops.RANDOM:
             return False

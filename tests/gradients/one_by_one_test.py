@@ -12,7 +12,7 @@ from tests.gradients.cases import (
     traced,
     variable,
 )
-from tfdpclip.gradients import per_example_norms
+from tfdpclip.gradients import ExampleIsolationError, per_example_norms
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::tfdpclip.gradients.OneByOneWarning"),
@@ -248,3 +248,71 @@ def test_a_loss_that_leaves_out_examples_by_their_place_is_refused(name, dynamic
     else:
         assert jit and dynamic
         assert not np.isfinite(norms).any()
+
+
+def in_a_loop_over_examples(loss_of):
+    """`loss_of(i, x, losses)` writes the loss of example i to a list."""
+
+    def losses(x):
+        count = tf.shape(x)[0]
+        listed = tf.TensorArray(tf.float32, size=count, element_shape=[])
+
+        def step(i, listed):
+            return i + 1, loss_of(i, x, listed)
+
+        return tf.while_loop(lambda i, _: i < count, step, (0, listed))[1].stack()
+
+    return losses
+
+
+def _own(row):
+    return squash(row[tf.newaxis] @ W)[0]
+
+
+def in_every_other_place(i, x, listed):
+    write = lambda: listed.write(i, _own(x[i]))  # noqa: E731
+    return tf.cond(i % 2 > 0, write, lambda: listed.write(i, 0.0))
+
+
+def in_a_case_of_places(i, x, listed):
+    write = lambda: listed.write(i, _own(x[i]))  # noqa: E731
+    none = lambda: listed.write(i, 0.0)  # noqa: E731
+    return tf.switch_case(i % 3, [write, none, none])
+
+
+def in_a_branch_in_a_branch(i, x, listed):
+    inner = lambda: in_every_other_place(i, x, listed)  # noqa: E731
+    return tf.cond(tf.shape(x)[1] > 0, inner, lambda: listed)
+
+
+def after_as_many_steps_as_the_place(i, x, listed):
+    _, row = tf.while_loop(lambda j, _: j < i, lambda j, r: (j + 1, r / 2), [0, x[i]])
+    return listed.write(i, _own(row))
+
+
+def after_steps_from_the_place_on(i, x, listed):
+    _, row = tf.while_loop(lambda j, _: j < 9, lambda j, r: (j + 1, r / 2), [i, x[i]])
+    return listed.write(i, _own(row))
+
+
+BY_PLACE = [
+    in_every_other_place,
+    in_a_case_of_places,
+    in_a_branch_in_a_branch,
+    after_as_many_steps_as_the_place,
+    after_steps_from_the_place_on,
+]
+
+
+@pytest.mark.every_check
+@pytest.mark.parametrize("loss_of", BY_PLACE)
+def test_a_loop_that_does_by_place_is_refused_or_made_alone(loss_of):
+    """One record less would bring the rest into other branches and numbers of steps."""
+    x = tf.tile(randoms(1, 4), [6, 1])
+    step = traced(in_a_loop_over_examples(loss_of), [W], [x])
+    try:
+        norms, _ = step(tf.ones([6]), x)
+    except (ExampleIsolationError, tf.errors.InvalidArgumentError) as error:
+        assert "ExampleIsolationError" in f"{type(error).__name__} {error}"
+    else:
+        np.testing.assert_allclose(norms, tf.fill([6], norms[0]), rtol=1e-5)

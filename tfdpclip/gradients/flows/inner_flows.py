@@ -221,10 +221,19 @@ def _believed(op: tf.Operation, flows: Dataflow, choices: list[Flow]) -> str:
     first = ops.FIRST_ARGUMENT[op.type]
     if flows.batch_size is None and any(f.kind == SIZE for f in choices):
         return "how the number of examples decides about a branch"
-    if any(map(_of_a_step, (flows[t] for t in op.inputs[first:]))):
-        if isinstance(flows, InnerFlows) and any(map(flows.changes, op.inputs[:first])):
+    if isinstance(flows, InnerFlows) and any(map(flows.changes, op.inputs[:first])):
+        given = any(_of_a_step(flows[t]) for t in op.inputs[first:])
+        # A branch may also take the example of the step out of the batch by itself.
+        if given or any(map(_takes_of_a_step, flows.inner[op])):
             return places.OPS_BY_PLACE
     return ""
+
+
+def _takes_of_a_step(flows: Dataflow) -> bool:
+    """Whether a function has a tensor of the example of a surrounding loop's step."""
+    if any(_of_a_step(flows[t]) for op in flows.ops for t in op.outputs):
+        return True
+    return any(_takes_of_a_step(i) for found in flows.inner.values() for i in found)
 
 
 def _chosen(op: tf.Operation, flow: Flow, choices: list[Flow]) -> Flow:
@@ -284,6 +293,9 @@ class BodyFlows(InnerFlows):
         """The flows of the loop's outputs."""
         kind = self.condition_kind()
         counted = kind == SIZE and self.batch_size is None
+        by_place = self._steps_change() and (
+            any(map(_of_a_step, self._begin)) or _takes_of_a_step(self)
+        )
         # The remaining places are named by tensors inside the body.
         named = {None, places.EACH, *(self._around[t].example for t in self.op.inputs)}
         found = []
@@ -296,12 +308,32 @@ class BodyFlows(InnerFlows):
                     flow = dataclasses.replace(flow, kind=kind, power=None, dims=None)
                 if counted and flow.kind == DATA and flow.example != places.EACH:
                     flow = dataclasses.replace(flow, obstacle=_STEPS)
+                if by_place and flow.kind == DATA:
+                    flow = dataclasses.replace(flow, obstacle=places.OPS_BY_PLACE)
             if flow.kind == DATA and not known:
                 flow = dataclasses.replace(flow, axes=None, example=None)
             elif flow.example == places.EACH and not self._runs_for_each():
                 flow = dataclasses.replace(flow, obstacle=_STEPS)
             found.append(flow)
         return found
+
+    def _steps_change(self) -> bool:
+        """Whether the number of steps may change at each step of an outer loop."""
+        around = self._around
+        if not isinstance(around, InnerFlows):
+            return False
+        cond = _tf_private.condition_of_loop(self.op)
+        outputs, inputs, read = list(cond.outputs), cond.inputs, set()
+        while True:
+            used = {t.ref() for op in ancestors(outputs) for t in op.outputs}
+            found = {i for i, t in enumerate(inputs) if t.ref() in used} - read
+            if not found:
+                break
+            read |= found
+            outputs = [self._body.outputs[i] for i in read]
+            inputs = self._body.inputs
+        deciding = [self.op.inputs[i] for i in read]
+        return any(around[t].kind != DATA and around.changes(t) for t in deciding)
 
     def _runs_for_each(self) -> bool:
         """Whether the loop's steps are `i = 0, 1, ..., B - 1`, by `i < B`."""

@@ -68,6 +68,11 @@ def values_of(handles: list[tf.Tensor], types: list[tf.DType]) -> list[tf.Tensor
     )
 
 
+def global_seed() -> int | None:
+    """The seed of `tf.random.set_seed`; None if there is none."""
+    return context.global_seed()
+
+
 # Graphs.
 
 

@@ -18,7 +18,7 @@ from tfdpclip.accounting.statement import PrivacyStatement
 from tfdpclip.keras import _compat
 from tfdpclip.keras.matrix_run import MatrixRun
 from tfdpclip.keras.public_metrics import PublicMetrics
-from tfdpclip.keras.watching import adapted_layers
+from tfdpclip.keras.watching import adapted_layers, seeded_layers
 from tfdpclip.keras.watching.agreement import Agreement
 from tfdpclip.keras.watching.draw_check import DrawCheck
 from tfdpclip.keras.watching.executions import Executions, refuse_overrun
@@ -246,8 +246,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             noise_multiplier=self._z, change=self._allow_change, **self._phase
         )
         self._run.note_phase()
-        for text in adapted_layers.assumptions_about(self.model):
-            self._ledger.assume(text)
+        for found in (adapted_layers, seeded_layers):
+            for text in found.assumptions_about(self.model):
+                self._ledger.assume(text)
         if self._allow_outside_updates:
             self._ledger.assume(OUTSIDE_UPDATES)
 

@@ -32,7 +32,6 @@ from keras_examples import (
     features,
     image_data,
     networks,
-    people_study,
     text_records,
     training,
     trials,
@@ -207,8 +206,8 @@ def _plays(used: Settings, as_bag: bool) -> trials.Data:
             "flag --data_dir is missing: it must name a directory with shakespeare in "
             "it, which has plays as .txt files. --tasks=digits needs no files."
         )
-    speeches, speakers = people_study.speeches(
-        str(pathlib.Path(used.data_dir) / "shakespeare")
+    speeches, speakers = text_records.speeches(
+        str(pathlib.Path(used.data_dir) / "shakespeare"), "--data_dir"
     )
     rows, labels = [], []
     for speech, speaker in zip(speeches, speakers, strict=True):

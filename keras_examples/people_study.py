@@ -18,7 +18,6 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-import re
 import time
 from typing import Any
 
@@ -35,7 +34,6 @@ WAYS = ("people", "examples")
 # Settings that do not change a kept line.
 _FREE = ("ways", "per_person", "learning_rates", "seeds", "figure_format", "output_dir")
 _TUNING_SEED = 1000
-_HEADINGS = ("ACT", "SCENE", "PROLOGUE", "EPILOGUE")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,35 +65,6 @@ class Settings:
     output_dir: str = settings.output_dir("people_study")
 
 
-def speaker_of(speech: str) -> str | None:
-    """The speaker of a paragraph of a play, if it begins with a name.
-
-    >>> speaker_of("LADY MACBETH. Out, damned spot!"), speaker_of("They fight.")
-    ('LADY MACBETH', None)
-    """
-    found = re.match(r"([A-Z][A-Za-z]*(?: [A-Z][A-Za-z]*){0,2})\. ", speech)
-    return found[1] if found and found[1].split()[0] not in _HEADINGS else None
-
-
-def speeches(names: str) -> tuple[list[text_records.Record], np.ndarray]:
-    """The speeches of plays, and for each its play and speaker."""
-    found, people = [], []
-    for path in text_records.files_of(names):
-        play = text_records.read(str(path))
-        for record in play:
-            who = speaker_of(record.text)
-            if who is not None:
-                said = record.text[len(who) + 2 :]
-                found.append(text_records.Record(said))
-                people.append(f"{path.stem}: {who.upper()}")
-    if len(set(people)) < 10:
-        raise settings.UsageError(
-            "flag --private: plays, in which a speech is a paragraph that begins with "
-            f"its speaker and a full stop; found {len(set(people))} speakers."
-        )
-    return found, np.array(people)
-
-
 class Study:
     """The public model, the speeches, and their measurements."""
 
@@ -106,7 +75,7 @@ class Study:
                 "--private=DIR."
             )
         self.used = used
-        records, people = speeches(used.private)
+        records, people = text_records.speeches(used.private, "--private")
         directory = pathlib.Path(used.output_dir)
         shape = tiny_language.Shape(used.length, used.layers, used.width)
         asked = dataclasses.asdict(used)

@@ -27,6 +27,7 @@ _FIRST = 3
 #: How many tokens there are: bytes, and the three above.
 BYTES = 256 + _FIRST
 _ENDINGS = (".jsonl", ".csv", ".txt")
+_HEADINGS = ("ACT", "SCENE", "PROLOGUE", "EPILOGUE")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,3 +216,36 @@ def split(records: Sequence[Record], share: float) -> tuple[list[Record], list[R
     test = max(1, round(share * len(records)))
     kept: Callable = lambda places: [records[k] for k in sorted(places)]  # noqa: E731
     return kept(order[test:]), kept(order[:test])
+
+
+def speaker_of(speech: str) -> str | None:
+    """The speaker of a paragraph of a play, if it begins with a name.
+
+    >>> speaker_of("LADY MACBETH. Out, damned spot!"), speaker_of("They fight.")
+    ('LADY MACBETH', None)
+    """
+    found = re.match(r"([A-Z][A-Za-z]*(?: [A-Z][A-Za-z]*){0,2})\. ", speech)
+    return found[1] if found and found[1].split()[0] not in _HEADINGS else None
+
+
+def speeches(names: str, flag: str) -> tuple[list[Record], np.ndarray]:
+    """The speeches of plays, and for each its play and speaker.
+
+    Raises:
+      UsageError: if there are fewer than ten speakers; it names the flag.
+    """
+    found, people = [], []
+    for path in files_of(names):
+        play = read(str(path))
+        for record in play:
+            who = speaker_of(record.text)
+            if who is not None:
+                said = record.text[len(who) + 2 :]
+                found.append(Record(said))
+                people.append(f"{path.stem}: {who.upper()}")
+    if len(set(people)) < 10:
+        raise UsageError(
+            f"flag {flag}: plays, in which a speech is a paragraph that begins with "
+            f"its speaker and a full stop; found {len(set(people))} speakers."
+        )
+    return found, np.array(people)

@@ -330,7 +330,8 @@ class TestRounding:
         numerical = _pld.epsilon({event: steps}, delta)
         if numerical != math.inf:
             assert truth * (1 - 1e-9) <= numerical <= truth * 1.05
-        assert delta < 1e-9 or numerical <= truth * 1.001
+        # 0.102 % at 1e-9 on processors with vectors of 512 bits.
+        assert delta < 1e-9 or numerical <= truth * 1.002
 
     def test_deltas_below_it_are_left_to_renyi(self):
         scheme = sampling.Poisson(0.01)

@@ -73,6 +73,11 @@ def global_seed() -> int | None:
     return context.global_seed()
 
 
+def read_without_a_copy(handle: tf.Tensor) -> None:
+    """Lets reads of a variable share its memory, until rows are next looked up."""
+    tf.raw_ops.DisableCopyOnRead(resource=handle)
+
+
 # Graphs.
 
 

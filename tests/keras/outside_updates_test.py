@@ -15,6 +15,7 @@ from tfdpclip import sampling
 from tfdpclip._variables import unwrapped
 from tfdpclip.accounting import PrivacyMismatchError
 from tfdpclip.keras import DPSGD, DPAdam, PrivacyBudget, PrivateStateWarning, privatize
+from tfdpclip.keras.watching import weight_watch
 from tfdpclip.keras.watching.weight_watch import WeightWatch
 
 pytestmark = pytest.mark.unchecked
@@ -551,6 +552,34 @@ def test_weights_that_overlap_what_was_there_are_others(rows, shape):
     assert watch.look() is None
     variable.assign(whole[rows[0] : rows[1]])
     assert watch.look() is variable
+
+
+WRITES = {
+    "assign": lambda table: table.assign(table + 1.0),
+    "scatter": lambda table: table.scatter_sub(tf.IndexedSlices(tf.ones([1, 4]), [3])),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_table_is_watched_without_copies(write, monkeypatch):
+    """A lookup makes each later read of its table a copy."""
+    table = tf.Variable(tf.random.normal([50, 4]))
+    watch = WeightWatch([table])
+    compared = []
+    differ = weight_watch._differ
+    monkeypatch.setattr(
+        weight_watch, "_differ", lambda *both: compared.append(both) or differ(*both)
+    )
+    for _ in range(4):
+        tf.gather(table, [1, 2])
+        watch.hold()
+        assert watch.look() is None
+        watch.release()
+    assert len(compared) == 1
+    tf.gather(table, [1, 2])
+    watch.hold()
+    write(table)
+    assert watch.look() is table
 
 
 @pytest.mark.slow

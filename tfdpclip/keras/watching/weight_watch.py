@@ -77,11 +77,13 @@ class _Values:
 
     Attributes:
       owners: the variable of each value.
+      handles: the handle of each value.
     """
 
     def __init__(self, variables: Iterable[tf.Variable]):
         parts = [(v, part) for v in variables for part in components(unwrapped(v))]
         self.owners = [variable for variable, _ in parts]
+        self.handles = [part.handle for _, part in parts]
         self._groups: dict[str, tuple[list, list, list]] = {}
         for place, (_, part) in enumerate(parts):
             group = self._groups.setdefault(part.handle.device, ([], [], []))
@@ -102,7 +104,9 @@ class WeightWatch:
     """Finds out whether variables were written to since the last look.
 
     A write goes to new memory while the watch holds the old memory. The check therefore
-    costs no more than a comparison of addresses.
+    costs no more than a comparison of addresses. A lookup of rows makes all later reads
+    of a table copies of it; `hold` ends this, so that no table is copied or compared
+    byte by byte from the second step on.
 
     A swap of weights with their averages (and back) does not count as a change: the
     result of a swap is compared with the current values, bit by bit.
@@ -133,6 +137,7 @@ class WeightWatch:
         self._values = _Values([*self.variables, *counters])
         self._owners = [v for v in self._values.owners if v is not counter]
         self._held: list[np.ndarray] | None = None
+        self._copied: set[int] = set()
         places: dict[int, list[int]] = {}
         for place, owner in enumerate(self._owners):
             places.setdefault(id(owner), []).append(place)
@@ -145,6 +150,8 @@ class WeightWatch:
 
     def hold(self) -> None:
         """Holds the values; `release` must come before the next update."""
+        for place in self._copied:
+            _tf_private.read_without_a_copy(self._values.handles[place])
         self._held = self._read()
 
     def release(self) -> None:
@@ -155,12 +162,22 @@ class WeightWatch:
         """Returns a variable with a changed value, or None."""
         now, held = self._read(), self._held
         if held is not None and self.changed is None:
-            pairs = zip(self._owners, held, now, strict=True)
-            changed = (owner for owner, *both in pairs if _differ(*both))
-            found = next(changed, None)
+            found = self._different(held, now)
             if found is not None and not self._swapped(held, now):
                 self.changed = found
         return self.changed
+
+    def _different(self, held: list[np.ndarray], now: list[np.ndarray]) -> Any:
+        """The first variable whose values differ, or None."""
+        for place, both in enumerate(zip(held, now, strict=True)):
+            if _place_of(both[0]) == _place_of(both[1]):
+                continue
+            if _differ(*both):
+                return self._owners[place]
+            # A table that rows are looked up in is copied by each read, until told.
+            if "CPU" in self._values.handles[place].device:
+                self._copied.add(place)
+        return None
 
     def _swapped(self, before: list[np.ndarray], now: list[np.ndarray]) -> bool:
         """Whether swaps of weights and averages alone explain the current values."""
@@ -192,7 +209,7 @@ def _differ(before: np.ndarray, after: np.ndarray) -> bool:
     # Overlapping memory is no proof: two parts of a tensor overlap, too.
     if _place_of(before) == _place_of(after):
         return False
-        # A swap back and forth leaves equal values in new memory.
+    # A swap back and forth leaves equal values in new memory.
     return before.shape != after.shape or before.tobytes() != after.tobytes()
 
 

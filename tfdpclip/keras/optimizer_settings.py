@@ -30,11 +30,8 @@ from tfdpclip.noise.runs import CorrelatedNoise, as_run
 
 #: The clip rule without an argument `clip`. The paper's median, unnormalised and from
 #: 0.1, lost up to 8 points to tuned clip norms: "Which clip?" in docs/clipping.md.
-#: Without a minimum norm, runs that are long enough to fit most examples fell apart;
-#: without a maximum norm, large noise drove the norm up, and 3 points were lost.
-DEFAULT_CLIP = QuantileClip(
-    0.65, initial_norm=1.0, normalize=True, minimum_norm=0.1, maximum_norm=3.0
-)
+#: Without a minimum norm, runs that are long enough to fit most examples fell apart.
+DEFAULT_CLIP = QuantileClip(0.65, initial_norm=1.0, normalize=True, minimum_norm=0.1)
 
 
 class OptimizerSettings:

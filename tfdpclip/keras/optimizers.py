@@ -18,11 +18,10 @@ _ARGUMENTS = """
 
     Args:
       clip: the clip norm, a Keras schedule of it, or a clip rule. The default,
-        ``QuantileClip(0.65, initial_norm=1.0, normalize=True, minimum_norm=0.1,
-        maximum_norm=3.0)``, follows a quantile of the gradient norms, from 0.1 to 3,
-        and divides by it. The useful learning rate then does not depend on the size of
-        gradients: before noise and momentum, a step moves the weights by at most the
-        learning rate.
+        ``QuantileClip(0.65, initial_norm=1.0, normalize=True, minimum_norm=0.1)``,
+        follows a quantile of the gradient norms and divides by it. The useful learning
+        rate then does not depend on the size of gradients: before noise and momentum, a
+        step moves the weights by at most the learning rate.
       noise_multiplier: z, the number for the accountant: the noise's stddev as a
         multiple of the clip norm, 0 or above. The gradient sum gets slightly more noise
         where the clip rule spends some of the budget on counts

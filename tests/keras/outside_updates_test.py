@@ -557,6 +557,10 @@ def test_weights_that_overlap_what_was_there_are_others(rows, shape):
 WRITES = {
     "assign": lambda table: table.assign(table + 1.0),
     "scatter": lambda table: table.scatter_sub(tf.IndexedSlices(tf.ones([1, 4]), [3])),
+    "scatter_after_a_lookup": lambda table: (
+        tf.gather(table, [3]),
+        table.scatter_sub(tf.IndexedSlices(tf.ones([1, 4]), [3])),
+    ),
 }
 
 

@@ -483,6 +483,14 @@ class TestNoiseOfALedger:
             self._train(**options)
         self._train({"unit": "batch"}, **options)
 
+    def test_correlated_noise_that_is_counted_as_independent_is_refused(self):
+        scheme = sampling.MinSeparation(40, 10)
+        matrix = dpc.correlated.SquareRootToeplitz(4)
+        noise = dpc.CorrelatedNoise(matrix, 8, scheme)
+        with pytest.raises(PrivacyMismatchError, match="step had correlated noise"):
+            self._train(noise_multiplier=2.0, noise=noise)
+        assert self.ledger.epsilon() == np.inf
+
     def test_a_fixed_seed_is_noted(self):
         self._train(noise_multiplier=2.0, seed=1)
         assert "not private" in str(self.ledger.statement())

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.stack import KERAS_3
 from tests.testing.defences import (
     ALONE,
     FINDINGS,
@@ -13,15 +14,17 @@ from tests.testing.defences import (
 )
 
 pytestmark = pytest.mark.every_check
+# In TensorFlow 2.14 the proof ends before the comparison would find the fault.
+OF_KERAS_2 = (
+    {} if KERAS_3 else {"another dropout mask in a recomputed backward pass": ALONE}
+)
 
 
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda f: f.name.replace(" ", "_"))
 @pytest.mark.thinned(4)
 def test_a_finding_ends_as_the_page_says(finding):
     try:
-        # Where the proof already ends, which depends on TensorFlow's release, gradients
-        # are right by construction.
-        assert outcome_of(finding) in (finding.outcome, ALONE)
+        assert outcome_of(finding) in {finding.outcome, OF_KERAS_2.get(finding.name)}
     except LoudError as error:
         pytest.skip(f"TensorFlow finds it itself here: {error}")
 

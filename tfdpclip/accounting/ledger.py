@@ -288,21 +288,30 @@ class Ledger(Spending):
             self.note_seed()
         z, unit, correlated, _ = settings
         matrix = phase.noise is not None
-        less = z < phase.noise_multiplier * (1 - 1e-6)
+        # In this form a NaN is less, too.
+        less = not z >= phase.noise_multiplier * (1 - 1e-6)
         wider = unit not in ("example", phase.unit)
         if not less and not wider and correlated == matrix:
             return
-        if not correlated and not matrix:
-            self.add_unseen(made, noise_multiplier=z, unit=unit, holder=holder)
-            self.save()
-        raise PrivacyMismatchError(
+        problem = (
             f"The ledger counts {_noise_in_words(phase.noise_multiplier, matrix)} on "
             f"each clipped {phase.unit}, and the optimizer's step had "
-            f"{_noise_in_words(z, correlated)} on each clipped {unit}. Begin with the "
-            "settings of the optimizer: ledger.begin(noise_multiplier="
-            "optimizer.noise_multiplier, unit=optimizer.unit, ...); for a schedule, "
-            "with the number of every step, and change=True."
-            + see("epsilon-that-means-something-else")
+            f"{_noise_in_words(z, correlated)} on each clipped {unit}."
+        )
+        if matrix:
+            # Phases of correlated noise take no further steps.
+            self.assume(f"something ran that is not counted: {problem}")
+        else:
+            known = z >= 0 and not correlated
+            self.add_unseen(
+                made, noise_multiplier=z if known else 0.0, unit=unit, holder=holder
+            )
+        self.save()
+        raise PrivacyMismatchError(
+            f"{problem} Begin with the settings of the optimizer: "
+            "ledger.begin(noise_multiplier=optimizer.noise_multiplier, "
+            "unit=optimizer.unit, ...); for a schedule, with the number of every "
+            "step, and change=True." + see("epsilon-that-means-something-else")
         )
 
     def _compare_steps(self, said: int, made: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 from tfdpclip import _tf_private
@@ -34,4 +35,9 @@ def _draws(layer: Any) -> bool:
     if not any(getattr(layer, name, None) is not None for name in _GENERATORS):
         return False
     rates = [getattr(layer, name) for name in _RATES if hasattr(layer, name)]
-    return not rates or any(rate not in (None, 0) for rate in rates)
+    return not rates or not all(map(_is_nothing, rates))
+
+
+def _is_nothing(rate: Any) -> bool:
+    # Anything but a number, such as a range of factors or a variable, may draw.
+    return rate is None or (isinstance(rate, numbers.Real) and rate == 0)

@@ -160,6 +160,19 @@ def _tune_no_iterator() -> None:
     dataset_ops.DatasetV2._apply_debug_options = untuned
 
 
+@pytest.fixture(autouse=True)
+def _variable_scope_as_before():
+    """Fails a test that leaves the process without distribution strategies.
+
+    See `tfdpclip._tf_private.map_elements`.
+    """
+    yield
+    if "tensorflow" in sys.modules:
+        scope = sys.modules["tensorflow"].compat.v1.get_variable_scope()
+        left, scope._caching_device = scope.caching_device, None
+        assert left is None, "an error inside tf.map_fn left a caching device"
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _traced_functions_are_freed():
     """Drops the references that keep every traced function of a module's tests alive.

@@ -172,6 +172,29 @@ class _ByThread:
         return own[-1] if own else None
 
 
+def map_elements(
+    function: Callable, elements: Any, signature: Any, parallel: int = 1
+) -> Any:
+    """`tf.map_fn`, which leaves the variable scope as it was if `function` raises.
+
+    TensorFlow 2.14 to 2.21 set a caching device for the loop's time, in a scope that
+    all functions of a process share, and an error skips the line that takes it away.
+    Later, no distribution strategy's scope can be entered.
+    """
+    scope = tf.compat.v1.get_variable_scope()
+    before = scope.caching_device
+    try:
+        return tf.map_fn(
+            function,
+            elements,
+            fn_output_signature=signature,
+            parallel_iterations=parallel,
+        )
+    finally:
+        if scope.caching_device is not before:
+            scope.set_caching_device(before)
+
+
 def text_attribute(op: tf.Operation, name: str) -> bytes | None:
     """An attribute that was written to an op, or None."""
     try:

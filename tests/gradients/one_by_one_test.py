@@ -212,6 +212,24 @@ def test_labels_that_a_function_closes_over_are_to_be_arguments():
         step(X)
 
 
+def test_after_a_refusal_a_strategy_can_be_used():
+    """The refusal is raised in a loop over the examples, in TensorFlow's own loop."""
+
+    def in_pairs(x):
+        h = tf.tanh(x @ W)
+        pairs = tf.reduce_sum(tf.reshape(h, [-1, 2, 3]), axis=1)
+        return tf.reduce_sum(h + tf.repeat(pairs, 2, axis=0), axis=1)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4])], autograph=False)
+    def step(x):
+        return per_example_norms(in_pairs(x), [W])
+
+    with pytest.raises(ExampleIsolationError):
+        step(X[0])
+    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+        assert tf.Variable(1.0).numpy() == 1
+
+
 FEWER = {
     "slice": lambda z: z[:3],
     "slice_op": lambda z: tf.slice(z, [0], [3]),

@@ -166,11 +166,8 @@ def apply_to_records(
     present = tf.reduce_max(tf.where(is_record, places, 0))
     # Padding is left out: a decoder of images fails on an empty string.
     records = tf.nest.map_structure(lambda part: part[:present], parts)
-    flat = tf.map_fn(
-        lambda record: function(*record),
-        records,
-        parallel_iterations=parallel,
-        fn_output_signature=function.specs,
+    flat = _tf_private.map_elements(
+        lambda record: function(*record), records, function.specs, parallel
     )
 
     def pad(part, spec):

@@ -9,6 +9,7 @@ from unittest import mock
 import tensorflow as tf
 
 from tfdpclip._arguments import positive
+from tfdpclip._tf_private import map_elements
 from tfdpclip.gradients.checks import chance
 from tfdpclip.gradients.checks.rule_check import Differences, RuleCheck
 from tfdpclip.gradients.errors import ExampleIsolationError
@@ -162,11 +163,8 @@ def _every_difference(check: RuleCheck, records: Any) -> Differences:
     width, groups = len(records.variables), check.groups
     specs = [tf.TensorSpec([n], tf.float32) for n in (width, width, groups)]
     specs += [tf.TensorSpec([], t) for t in (tf.float32, tf.bool, tf.bool)]
-    own, norms, total, excess, finite, shows = tf.map_fn(
-        of_one,
-        tf.eye(records.parts.batch_size) > 0,
-        fn_output_signature=specs,
-        parallel_iterations=1,
+    own, norms, total, excess, finite, shows = map_elements(
+        of_one, tf.eye(records.parts.batch_size) > 0, specs
     )
     worst = [tf.reduce_max(part, axis=0) for part in (own, norms, total, excess)]
     own, norms, total, excess = worst

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
+from tfdpclip._tf_private import map_elements
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.forms.base_form import (
     Budget,
@@ -86,7 +87,7 @@ def jacobian(
             if not _lost_lists(error):
                 raise
     signature = [tf.TensorSpec(v.shape, v.dtype) for v in variables]
-    return tf.map_fn(one, indices, fn_output_signature=signature, parallel_iterations=1)
+    return map_elements(one, indices, signature)
 
 
 def _needs_sizes(per_example, handles, one, indices) -> bool:

@@ -27,6 +27,7 @@ import tensorflow as tf
 
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
+from tfdpclip._tf_private import map_elements
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.flows import op_flows
 from tfdpclip.gradients.flows.dataflow import Dataflow
@@ -229,12 +230,7 @@ class ExamplesAlone:
         has_one_each = self._has_one_loss_each()
         with tf.control_dependencies(self._refuse_other_lengths(has_one_each)):
             indices = tf.identity(indices)
-        found = tf.map_fn(
-            self._example_gradients,
-            indices,
-            fn_output_signature=signature,
-            parallel_iterations=1,
-        )
+        found = map_elements(self._example_gradients, indices, signature)
         if not in_xla():
             return found
         # XLA drops assertions: no example has weight if the numbers differ.

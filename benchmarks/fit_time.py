@@ -13,8 +13,9 @@ import tensorflow as tf
 import tfdpclip as dpc
 from benchmarks import models
 
-#: Each variant adds a part to the variant before; see `benchmarks.whole_fit`.
-VARIANTS = ("plain", "unchecked", "step", "batches", "plan")
+#: Each variant adds a part to the variant before; see `benchmarks.whole_fit`. The last
+#: is plain `fit` in the executions of the variant before.
+VARIANTS = ("plain", "unchecked", "step", "batches", "plan", "executions", "several")
 _EPSILON = 3.0
 
 
@@ -39,23 +40,26 @@ def _fit(
     """Trains a model of its own; the seconds of each epoch, and epsilon or NaN."""
     model = task.build()
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    if variant == "plain":
+    plan = dpc.keras.PrivacyPlan(
+        epsilon=_EPSILON,
+        delta=0.1 / len(data[1]),
+        examples=len(data[1]),
+        batch_size=size,
+        epochs=epochs,
+    )
+    if variant in ("plain", "several"):
         optimizer = tf.keras.optimizers.SGD(0.1)
     else:
-        plan = dpc.keras.PrivacyPlan(
-            epsilon=_EPSILON,
-            delta=0.1 / len(data[1]),
-            examples=len(data[1]),
-            batch_size=size,
-            epochs=epochs,
-        )
         checks = {"check_gradients": "never"} if variant == "unchecked" else {}
         optimizer = plan.optimizer(dpc.keras.DPSGD, 0.1, **checks)
+    executed = 1
+    if variant in ("executions", "several"):
+        executed = plan.steps_per_execution
     # By default Keras 3 would compile only some of them by XLA.
-    model.compile(optimizer, loss, jit_compile=xla)
+    model.compile(optimizer, loss, jit_compile=xla, steps_per_execution=executed)
     clock = _Clock()
     told = {"epochs": epochs, "verbose": 0}
-    if variant in ("plain", "unchecked", "step"):
+    if variant in ("plain", "several", "unchecked", "step"):
         model.fit(*data, batch_size=size, callbacks=[clock], **told)
         return clock.seconds, math.nan
     batches = plan.batches(data)
@@ -92,7 +96,7 @@ def measure(
     >>> rows = measure("mlp", 32, 64, fit=lambda kind, *_: (
     ...     [5.0, {"plain": 1.0, "step": 1.5}.get(kind, 2.0)], 3.0))
     >>> [row["ratio"] for row in rows]
-    [1.0, 2.0, 1.5, 2.0, 2.0]
+    [1.0, 2.0, 1.5, 2.0, 2.0, 2.0, 2.0]
     """
     task = models.make(name)
     data = task.batch(np.random.default_rng(0), examples)

@@ -273,7 +273,7 @@ def _fit_section(folder: pathlib.Path) -> str:
     wide = table.pivot_table(
         index=["model", "examples", "batch_size", "xla"], columns="variant", sort=False
     )
-    parts = ("unchecked", "step", "batches", "plan")
+    parts = ("unchecked", "step", "batches", "plan", "executions", "several")
     rows = [
         [
             *(*key[:3], "yes" if key[3] else ""),
@@ -281,21 +281,24 @@ def _fit_section(folder: pathlib.Path) -> str:
             *(_ratio(row["ratio", name]) for name in parts),
             f"{row['first_epoch_s', 'plain']:.3g}",
             f"{row['first_epoch_s', 'plan']:.3g}",
+            f"{row['first_epoch_s', 'executions']:.3g}",
         ]
         for key, row in wide.iterrows()
     ]
     means = (np.exp(np.log(wide["ratio", name]).mean()) for name in parts)
-    rows.append(["geometric mean", *("",) * 4, *map(_ratio, means), "", ""])
+    rows.append(["geometric mean", *("",) * 4, *map(_ratio, means), *("",) * 3])
     head = (
         *("model", "examples", "B", "XLA", "plain fit, s", "step", "step, checked"),
-        *("with batches", "whole fit", "first, plain", "first, whole"),
+        *("with batches", "whole fit", "executions", "plain in executions"),
+        *("first, plain", "first, whole", "first, executions"),
     )
     return (
         "## An epoch of `fit` / plain `fit`\n\n"
         "The best epoch after the first, in turn in one process. *Step*: private steps "
         "on full batches, nothing accounted, which do not check themselves. *With "
         "batches*: checked, drawn by Poisson sampling. *Whole fit*: the same with a "
-        "plan's callbacks. *First*: the seconds of the first epoch.\n\n"
+        "plan's callbacks. *Executions*: the same, `plan.steps_per_execution` steps in "
+        "one call. *First*: the seconds of the first epoch.\n\n"
         + _markdown(head, rows)
         + "\n"
     )

@@ -6,8 +6,9 @@ The same model, as many examples and epochs, in one process and in turn: `fit` o
 arrays; the private step alone (the same `fit` with a plan's optimizer: full batches,
 nothing accounted), without its self-check and with it; the same on Poisson batches,
 without callbacks; and the whole of a `PrivacyPlan`: its callbacks, epsilon. So each
-variant adds a part to the variant before. Of all epochs after the first the shortest
-counts, because other programs only add time.
+variant adds a part to the variant before. The last two run several steps in one call,
+`steps_per_execution=plan.steps_per_execution`, private and plain. Of all epochs after
+the first the shortest counts, because other programs only add time.
 """
 
 from __future__ import annotations

@@ -29,10 +29,13 @@ def plan_of(**changes):
     return dpc.keras.PrivacyPlan(**{**given, **changes})
 
 
-def trained(plan, epochs=None, optimizer=dpc.keras.DPSGD, watched=True, **options):
+def trained(
+    plan, epochs=None, optimizer=dpc.keras.DPSGD, watched=True, executed=1, **options
+):
     model = tf.keras.Sequential([tf.keras.layers.Dense(3)])
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(plan.optimizer(optimizer, learning_rate=0.1, **options), loss)
+    made = plan.optimizer(optimizer, learning_rate=0.1, **options)
+    model.compile(made, loss, steps_per_execution=executed)
     batches = plan.batches(data())
     history = model.fit(
         batches,
@@ -41,6 +44,26 @@ def trained(plan, epochs=None, optimizer=dpc.keras.DPSGD, watched=True, **option
         verbose=0,
     )
     return model, history.history
+
+
+@pytest.mark.parametrize(
+    ("changes", "executed"),
+    [
+        ({"batch_size": 100}, 1),
+        ({"batch_size": 25}, 4),
+        ({"batch_size": 23, "epochs": 2}, 4),
+        ({"batch_size": 40, "physical_batch_size": 23}, 8),
+        ({"batch_size": 10}, 8),
+        ({"batch_size": 10, "sampling": "random_allocation"}, 8),
+    ],
+    ids=str,
+)
+def test_the_planned_executions_spend_the_budget_and_no_more(changes, executed):
+    plan = plan_of(**changes)
+    assert plan.steps_per_execution == executed
+    model, _ = trained(plan, plan.epochs + 1, executed=plan.steps_per_execution)
+    assert int(model.optimizer.iterations) == plan.steps == plan.ledger.steps
+    assert plan.statement().epsilon <= 3
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,8 @@ def tunes_steps_per_execution(model: Any) -> bool:
 
 #: Whether an execution may go past the `steps_per_epoch` of `fit`.
 OVERRUNS_EPOCHS = False
+#: Whether `fit` runs executions of several steps on several replicas.
+EXECUTES_ON_REPLICAS = True
 
 
 def steps_per_execution(model: Any) -> int:

@@ -236,6 +236,8 @@ def tunes_steps_per_execution(model: Any) -> bool:
 #: Whether an execution may go past the `steps_per_epoch` of `fit`: in Keras 3 only the
 #: end of the data stops an execution.
 OVERRUNS_EPOCHS = True
+#: Whether `fit` runs executions of several steps on several replicas.
+EXECUTES_ON_REPLICAS = False
 
 
 def steps_per_execution(model: Any) -> int:

@@ -300,6 +300,65 @@ def test_rows_without_weight_may_be_added():
     assert step.moved == pytest.approx(number_of_first(), abs=1e-3)
 
 
+CUTS = {
+    "halves": lambda e: [[t[:3] for t in e], [t[3:] for t in e]],
+    "first": lambda e: [[t[:3] for t in e]],
+    "again": lambda e: [[tf.concat([t, t[:1]], axis=0) for t in e]],
+    "joined": lambda e: [[tf.concat([t, t[-3:]], axis=0) for t in e]],
+}
+
+
+@pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("cut", CUTS)
+def test_nor_are_parts_of_an_element_added_up_without_noise(cut, weights, jit):
+    """Rows that fill the element up would be records, which the sum is clipped for."""
+    step, rule = Counting(), dpc.FixedClip(1.0)
+
+    @tf.function(jit_compile=jit)
+    def clipped(*element):
+        variables = step.dense.trainable_variables
+        return dpc.gradients.clipped_sum(step.losses(element[0]), variables, rule)[0]
+
+    @tf.function(jit_compile=jit)
+    def norms(*element):
+        variables = step.dense.trainable_variables
+        return dpc.gradients.per_example_norms(step.losses(element[0]), variables)
+
+    for element in batches().take(1):
+        sums = clipped(*element)
+        assert sums[1].numpy() == pytest.approx(number_of_first(), abs=1e-3)
+        parts = [p if weights else p[:1] for p in CUTS[cut](element)]
+        assert [len(norms(*p)) for p in parts] == [len(p[0]) for p in parts]
+        if cut == "joined" and weights:
+            # Only rows without weight came to the element.
+            sums = clipped(*parts[0])
+            assert sums[1].numpy() == pytest.approx(number_of_first(), abs=1e-3)
+            continue
+        if jit and weights:
+            added = sum(clipped(*part)[1].numpy() for part in parts)
+            assert added == pytest.approx(0, abs=1e-3)
+            continue
+        with pytest.raises(REFUSED, match="differ in their number of rows"):
+            for part in parts:
+                clipped(*part)
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_two_elements_are_not_added_up_as_one(weights):
+    step, rule = Counting(), dpc.FixedClip(1.0)
+
+    @tf.function
+    def clipped(*element):
+        variables = step.dense.trainable_variables
+        return dpc.gradients.clipped_sum(step.losses(element[0]), variables, rule)[0]
+
+    elements = list(batches().take(2))
+    both = [tf.concat(pair, axis=0) for pair in zip(*elements, strict=True)]
+    with pytest.raises(REFUSED):
+        clipped(*(both if weights else both[:1]))
+
+
 class TestTwoStepsOnOneDraw:
     def test_two_optimizers_are_refused_before_either_has_released(self):
         first, second = Counting(), Counting()

@@ -12,6 +12,7 @@ from tfdpclip._docs import see
 from tfdpclip.clipping import ClipRule
 from tfdpclip.clipping.bounds import check_rule
 from tfdpclip.gradients.engine import PerExampleGradients
+from tfdpclip.gradients.loss import drawn_rows
 from tfdpclip.sampling.provenance import rows_per_record_of
 
 
@@ -49,7 +50,8 @@ def per_example_norms(
     >>> norms(tf.constant([[3.0, 4.0], [0.0, 1.0]])).numpy().tolist()
     [5.0, 1.0]
     """
-    return _of_records(loss, variables, options).norms
+    with drawn_rows.kept_apart():
+        return _of_records(loss, variables, options).norms
 
 
 @tf.autograph.experimental.do_not_convert

@@ -68,11 +68,14 @@ class _CurrentStep(threading.local):
     Attributes:
       weights: the weights of the elements of nested calls of `given_element`.
       releases: whether the step is a private step.
+      adds_up: whether gradients of the rows may be added up; False if the computation
+        is of norms alone.
     """
 
     def __init__(self) -> None:
         self.weights: list[Any] = []
         self.releases = False
+        self.adds_up = True
 
 
 _CURRENT = _CurrentStep()
@@ -103,6 +106,20 @@ def released() -> Iterator[None]:
         yield
     finally:
         _CURRENT.releases = False
+
+
+@contextlib.contextmanager
+def kept_apart() -> Iterator[None]:
+    """Declares that the computation inside adds up no gradients of different rows.
+
+    Such a computation may be of some of the rows of an element, or of rows of several
+    elements.
+    """
+    before, _CURRENT.adds_up = _CURRENT.adds_up, False
+    try:
+        yield
+    finally:
+        _CURRENT.adds_up = before
 
 
 class ExpectedRecords(NamedTuple):
@@ -173,7 +190,7 @@ def present_in_eager(records: int) -> tf.Tensor | None:
         if found.shape[0] != records:
             raise LossStructureError(_OTHER_ROWS)
         return found
-    masks = _masks(records, 1, _CURRENT.releases, told_apart=False)
+    masks = _masks(records, 1, _Use(_CURRENT.releases, adds_up=True), told_apart=False)
     return tf.constant(masks[0]) if masks.shape == (1, records) else None
 
 
@@ -314,18 +331,18 @@ def _of_taken(graph: Any, expected: ExpectedRecords) -> tf.Tensor | None:
         if own is None:
             return None
         return _of_weights(graph, own, expected)
-    releases = _CURRENT.releases
+    use = _Use(_CURRENT.releases, _CURRENT.adds_up or _CURRENT.releases)
 
     def masks():
         told = own is not None
-        return tf.constant(_masks(expected.static, expected.rows_each, releases, told))
+        return tf.constant(_masks(expected.static, expected.rows_each, use, told))
 
     with tf.init_scope():
         saved = tf.zeros([0, 0], tf.bool)
     spec = tf.TensorSpec([None, None], tf.bool)
     given = _tf_private.value_at_call(called, masks, spec, saved)
     given = given if called is graph else graph.capture(given)
-    return _fitted(given, own, graph, expected, releases)
+    return _fitted(given, own, graph, expected, use.adds_up)
 
 
 def _called_from_outside(function: Any) -> Any:
@@ -351,12 +368,12 @@ def _replicas() -> int:
     return 1 if context is None else context.num_replicas_in_sync
 
 
-def _fitted(masks, own, graph, expected, releases) -> tf.Tensor:
+def _fitted(masks, own, graph, expected, adds_up) -> tf.Tensor:
     """The step's mask among the possible masks.
 
     All rows are records if no element is known, or if no mask has the length of the
-    step. A private step of another length is refused, unless all of the element's
-    records are among its rows.
+    step. A sum over rows of another length is refused, unless all of the element's
+    records are among the rows.
     """
     number, length = tf.unstack(tf.shape(masks))
     records = expected.records
@@ -370,14 +387,14 @@ def _fitted(masks, own, graph, expected, releases) -> tf.Tensor:
         mine = _by_record(inner, expected.rows_each)
         same = tf.reduce_any(tf.reduce_all(tf.equal(wide, mine), axis=1))
         several = number > 1
-        rows = tf.where(several | ~fits if releases else several, mine, rows)
-        told = ~several | same | ~fits if releases else ~several | same
+        rows = tf.where(several | ~fits if adds_up else several, mine, rows)
+        told = ~several | same | ~fits if adds_up else ~several | same
         given = _count(mine)
     if own is not None and not in_xla():
         wrong = tf.debugging.Assert(told, [_UNTOLD])
         with tf.control_dependencies([] if wrong is None else [wrong]):
             told = tf.identity(told)
-    if not releases:
+    if not adds_up:
         return rows & told
     drawn = _count(masks, axis=1)
     complete = fits | tf.reduce_any(tf.equal(drawn, given))
@@ -419,21 +436,33 @@ _UNTOLD = (
 )
 
 
+class _Use(NamedTuple):
+    """The use of a step's gradients.
+
+    Attributes:
+      releases: whether the step is a private step.
+      adds_up: whether gradients of different rows are added up.
+    """
+
+    releases: bool
+    adds_up: bool
+
+
 def _masks(
-    records: int | None, rows_each: int, releases: bool, told_apart: bool
+    records: int | None, rows_each: int, use: _Use, told_apart: bool
 ) -> np.ndarray:
     """Which rows of the step's element hold records.
 
     Args:
       records: how many records the step is of; None if the number is not static.
       rows_each: the number of rows of each record.
-      releases: whether the step is a private step.
+      use: the use of the step's gradients.
       told_apart: whether the step has weights that tell its element from the rest.
 
     Returns:
       `[K, rows]`: the masks of K elements, the step's element among them; K is 0
-      where no element is known. Where the step has another number of rows, it is
-      private, and may hold all records of an element.
+      where no element is known. Where the step has another number of rows, it adds
+      up gradients, and may hold all records of an element.
     """
     if _CURRENT.weights and _CURRENT.weights[-1] is not None:
         given = _by_record(_CURRENT.weights[-1], rows_each).numpy()
@@ -443,7 +472,7 @@ def _masks(
     found = [e for e in handed_out.candidate_elements() if e.rows_each == rows_each]
     if records is not None:
         _refuse_repeated_rows(found, records)
-        found = _of_length(found, records, releases, told_apart)
+        found = _of_length(found, records, use.adds_up, told_apart)
     masks = {e.records.tobytes(): e.records for e in found}
     if not masks:
         return np.ones([0, 0], bool)
@@ -454,19 +483,19 @@ def _masks(
             "this step cannot be told from the rest, so neither can the rows that are "
             "records." + _LINES + see("rows-that-fill-a-batch-up")
         )
-    if releases and all(e.released and e.once for e in found):
+    if use.releases and all(e.released and e.once for e in found):
         raise PrivacyMismatchError(_TWICE)
-    if releases and len(found) == 1:
+    if use.releases and len(found) == 1:
         found[0].released = True
     return np.stack(list(masks.values()))
 
 
 def _of_length(
-    found: Sequence[Any], records: int, releases: bool, told_apart: bool
+    found: Sequence[Any], records: int, adds_up: bool, told_apart: bool
 ) -> Sequence[Any]:
     """The elements that a step of so many records may be of."""
     fitting = [e for e in found if len(e.records) == records]
-    if fitting or not releases:
+    if fitting or not adds_up:
         return fitting
     complete = told_apart or any(e.records.sum() == records for e in found)
     if found and not complete:

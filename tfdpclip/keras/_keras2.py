@@ -109,6 +109,32 @@ def random_states_of(model: Any) -> list[tf.Variable]:
     return found
 
 
+def seeds_given_to(layer: Any) -> list[Any]:
+    """A seed, or None where there is none, for each random generator of a layer."""
+    generator = getattr(layer, "_random_generator", None)
+    return [] if generator is None else [getattr(layer, "seed", None)]
+
+
+def unseeded_states_of(model: Any) -> list[tf.Variable]:
+    """The states of the random generators that have no given seed.
+
+    Keras begins them by one of 10^9 numbers. Most layers have no such state: the
+    kernels of their ops begin by the entropy of the operating system.
+    """
+    found = {}
+    for layer in layers_of(model):
+        if None not in seeds_given_to(layer):
+            continue
+        own = getattr(layer._random_generator, "_generator", None)
+        if own is not None:
+            found[id(own)] = own.state
+    return list(found.values())
+
+
+#: The least number that no entry of a generator's state reaches.
+RANDOM_STATES = 2**63
+
+
 def mask_of(tensor: Any) -> Any:
     """The mask that layers attached to a tensor, or None."""
     return getattr(tensor, "_keras_mask", None)

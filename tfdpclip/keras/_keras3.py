@@ -15,8 +15,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import saving  # noqa: F401
+from keras.src.backend.common.global_state import get_global_attribute
 from keras.src.losses.loss import scale_loss_for_distribution
 from keras.src.models.functional import Functional
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
 from tfdpclip._docs import see
 from tfdpclip._variables import path_of, unwrapped
@@ -142,6 +144,29 @@ def random_states_of(model: Any) -> list[tf.Variable]:
         for layer in layers_of(model)
         for generator in layer._seed_generators
     ]
+
+
+def seeds_given_to(layer: Any) -> list[Any]:
+    """A seed, or None where there is none, for each random generator of a layer."""
+    return [generator._initial_seed for generator in layer._seed_generators]
+
+
+def unseeded_states_of(model: Any) -> list[tf.Variable]:
+    """The states of the random generators that have no given seed.
+
+    Keras begins them by one of 10^9 numbers. The generator of calls of `keras.random`
+    that name no generator is among them, if it exists.
+    """
+    found = [g for layer in layers_of(model) for g in layer._seed_generators]
+    common = get_global_attribute(GLOBAL_SEED_GENERATOR)
+    found += [] if common is None else [common]
+    unique = {id(g): unwrapped(g.state) for g in found if g._initial_seed is None}
+    return list(unique.values())
+
+
+#: The least number that no entry of a generator's state reaches: Keras takes entries
+#: modulo this number.
+RANDOM_STATES = tf.int32.max - 1
 
 
 def mask_of(tensor: Any) -> Any:

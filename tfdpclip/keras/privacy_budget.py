@@ -173,6 +173,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         told = [self.epsilon, self.delta, self._check_data, self._allow_outside_updates]
         self._agreement.check_settings(told, self._draws, self.params)
         (self._allowed,) = self._workers.broadcast(self._allowed)
+        seeded_layers.begin_anew(self.model)
 
     def _begin(self) -> None:
         """Checks the whole run before the first step, and opens the books."""
@@ -365,6 +366,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self._agreement.check_values()
+        seeded_layers.begin_anew(self.model)
         self._run.keep()
         ends = self.model.stop_training or epoch + 1 == self.params.get("epochs")
         own = self._remaining.spent(exactly=ends) if self._workers.chief else 0.0
@@ -376,6 +378,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         del logs
         self._watch.end()
+        seeded_layers.begin_anew(self.model)
         self._draws.end()
         self._settle(self._optimizer)
         self._count_unseen()

@@ -58,6 +58,17 @@ def exempt_releases(variables: Iterable[tf.Variable], exempt: bool) -> None:
             state._exempt(variable, _EXEMPT if exempt else _UNKNOWN)
 
 
+def forget_values(variables: Iterable[tf.Variable]) -> None:
+    """Lets variables change until the next step.
+
+    Args:
+      variables: variables that were given public or random values.
+    """
+    for variable in (part for whole in variables for part in components(whole)):
+        for state in list(_ALL):
+            state._forget(variable)
+
+
 class ConstantState:
     """Compares variables from step to step, by sums of their bits.
 
@@ -84,6 +95,12 @@ class ConstantState:
                 with tf.init_scope():
                     kept = tf.tensor_scatter_nd_update(sums, [[place]], [value])
                     sums.assign(tf.cast(kept, sums.dtype))
+
+    def _forget(self, variable):
+        for identity, _, sums, place in self._slots:
+            if identity is variable.handle and int(sums[place]) != _EXEMPT:
+                self._exempt(variable, _UNKNOWN)
+                return
 
     def reset(self) -> None:
         """Forgets the values: between two runs, every assignment is allowed."""

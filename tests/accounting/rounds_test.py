@@ -2,11 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from tfdpclip import accounting
 from tfdpclip.accounting import BudgetExceededError, PrivacyMismatchError, RoundBudget
-from tfdpclip.sampling import FixedSize, Poisson
+from tfdpclip.keras import PrivateStatistics
+from tfdpclip.sampling import FixedSize, Poisson, RandomAllocation
 
 CLIENTS = [f"client {i}" for i in range(200)]
 
@@ -103,3 +105,56 @@ def test_seeded_or_noiseless_rounds_are_not_private():
         with budget.round():
             pass
         assert "not private" in str(budget.statement)
+
+
+def test_rounds_of_two_budgets_of_one_ledger_count_with_their_own_settings():
+    ledger = accounting.Ledger(1e-5)
+    costly = budget_for(4, Poisson(0.5), 1.0, ledger=ledger)
+    cohorts = Poisson(0.1).cohorts(CLIENTS)
+    cheap = RoundBudget(10.0, 1e-5, cohorts, 20.0, ledger=ledger, allow_change=True)
+    assert costly.rounds_left == 4
+    for budget in (costly, cheap, costly, costly):
+        with budget.round():
+            pass
+    alone = accounting.epsilon(1.0, 3, Poisson(0.5), 1e-5, unit="client")
+    assert ledger.epsilon() > alone
+    noises = [phase.noise_multiplier for phase in ledger.phases if phase.steps]
+    assert noises == [1.0, 20.0, 1.0]
+
+
+def test_a_round_after_another_release_counts_with_the_settings_of_its_budget():
+    ledger = accounting.Ledger(1e-5)
+    budget = budget_for(100, Poisson(0.5), 1.0, ledger=ledger)
+    statistics = PrivateStatistics(0.1, 1e-5, 200, releases=1, ledger=ledger)
+    statistics.moments(np.zeros(200), low=0, high=1)
+    with budget.round():
+        pass
+    alone = accounting.epsilon(1.0, 1, Poisson(0.5), 1e-5, unit="client")
+    assert ledger.epsilon() > alone
+
+
+@pytest.mark.parametrize("scheme", [Poisson(0.5), RandomAllocation(4)])
+def test_two_budgets_do_not_share_the_draws_of_their_cohorts(scheme):
+    cohorts = scheme.cohorts(CLIENTS)
+    budgets = [RoundBudget(math.inf, 1e-5, cohorts, 5.0) for _ in range(2)]
+    drawn = []
+    for _ in range(4):
+        for budget in budgets:
+            with budget.round() as cohort:
+                drawn.append(cohort)
+    assert len({tuple(cohort) for cohort in drawn}) == 8
+    if scheme.begins_epochs:
+        for own in (drawn[::2], drawn[1::2]):
+            assert sorted(client for cohort in own for client in cohort) == sorted(
+                CLIENTS
+            )
+
+
+def test_two_ledgers_do_not_share_the_draws_of_one_object():
+    cohorts, drawn = Poisson(0.5).cohorts(CLIENTS), []
+    for _ in range(2):
+        ledger = accounting.Ledger(1e-5)
+        ledger.begin(noise_multiplier=1.0, sampling=cohorts, unit="client")
+        drawn.append(cohorts(0))
+        assert cohorts(0) == drawn[-1]
+    assert drawn[0] != drawn[1]

@@ -44,6 +44,18 @@ def gaussian_delta(mu, epsilon):
 
 
 class TestWhatItCosts:
+    def test_no_later_step_counts_with_its_noise(self):
+        ledger = accounting.Ledger(DELTA)
+        scheme = sampling.Poisson(0.5)
+        ledger.begin(noise_multiplier=1.0, sampling=scheme)
+        made(epsilon=0.1, ledger=ledger).moments(np.zeros(100), low=0, high=1)
+        with pytest.raises(ValueError, match=r"Call ledger.begin"), ledger.step():
+            pytest.fail("a step without settings ran")
+        ledger.begin(noise_multiplier=1.0, sampling=scheme, change=True)
+        with ledger.step():
+            pass
+        assert ledger.epsilon() > accounting.epsilon(1.0, 1, scheme, DELTA)
+
     def test_all_releases_are_one_gaussian_and_a_delta_that_adds(self):
         statistics = made(releases=3, epsilon=0.7)
         statistics.moments(np.ones([100, 2]), low=0, high=2)

@@ -236,7 +236,7 @@ def test_another_budget_of_the_same_cohorts_begins_an_epoch():
     assert sorted(seen) == list(range(30))
     assert ledger.phases[0].runs == [3, 5]
     with pytest.raises(ValueError, match="round_num must be 3"):
-        cohorts(2)
+        budget.cohorts(2)
 
 
 def test_parts_of_several_machines_are_allocated_apart():

@@ -94,6 +94,8 @@ class Ledger(Spending):
             )
         self.counted: dict[str, int] = {}
         self._holder: str | None = None
+        # Whether steps may be added to the last phase.
+        self._open = True
         # Steps of `step()` blocks since `begin`: declared, and counted by optimizers.
         self._compared = 0, 0
         # How many steps the batches of this run drew, if their steps depend on each
@@ -214,7 +216,12 @@ class Ledger(Spending):
         for text in clip_assumptions(clip):
             self.assume(text)
         self._holder, self._compared, self._skipped = holder, (0, 0), 0
+        self._open = True
         self.save()
+
+    def end(self) -> None:
+        """Ends the phase: further steps need `begin`, and count with its settings."""
+        self._open = False
 
     def note_seed(self) -> None:
         """Marks the current phase as seeded: its noise or draws can be repeated."""
@@ -489,8 +496,11 @@ class Ledger(Spending):
         return ledger
 
     def _current(self) -> Phase:
-        if not self.phases or not self.phases[-1].runs:
-            raise ValueError("Call ledger.begin(...) first, with the run's settings.")
+        if not self._open or not self.phases or not self.phases[-1].runs:
+            raise ValueError(
+                "Call ledger.begin(...) first, with the run's settings"
+                + ("." if self._open else "; the last release had settings of its own.")
+            )
         return self.phases[-1]
 
     def _forfeit_reserved(self) -> None:

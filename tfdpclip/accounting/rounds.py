@@ -54,10 +54,12 @@ class RoundBudget:
       `dpc.federated.split_noise`) begins a new matrix, once, which is counted as a
       new matrix. (If a round is run twice after this check, the second run is not seen.
       It has fresh draws, and costs at most one more matrix.)
-    * If rounds depend on each other, by their noise or their cohorts, no second
-      budget may count in the ledger between them; and noise continues only with the
-      other budget counts in the ledger between them; and noise goes on only with the
-      same clients in the same order.
+    * Rounds count with the settings of this budget, even if a second budget, or
+      `PrivateStatistics`, has counted in the ledger since the last round. If rounds
+      depend on each other, by their noise or their cohorts, no second budget may count
+      in the ledger between them; and noise continues only with the same clients in the
+      same order.
+    * Two budgets with the same cohorts have independent draws, unless seeded.
 
     Args:
       epsilon: The budget. Infinity only reports.
@@ -81,7 +83,7 @@ class RoundBudget:
         (`NoiseMemory.steps`). None if a new matrix begins.
 
     Attributes:
-      cohorts: The cohorts.
+      cohorts: The cohorts, with the draws of this budget.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -122,6 +124,8 @@ class RoundBudget:
                 f"Poisson(0.01).cohorts(client_ids); got {_arguments.shown(cohorts)}."
             )
         _arguments.boolean("allow_change", allow_change)
+        if hasattr(cohorts, "_for_one_run"):
+            cohorts = cohorts._for_one_run()
         self.cohorts = cohorts
         #: The aggregator that adds the noise; None if the noise was only declared.
         self.aggregator = aggregator
@@ -158,8 +162,9 @@ class RoundBudget:
         if continued is not None:
             self._refuse_other_order()
         self.ledger.begin(change=allow_change, continued=continued, **self._phase)
-        if cohorts.scheme.begins_epochs:
+        if hasattr(cohorts, "_begin_run"):
             cohorts._begin_run(self.rounds)
+        self._counted_in = self.ledger.phases[-1]
         for text in assumed:
             self.ledger.assume(text)
         #: The ledger's position after this budget's last round.
@@ -173,6 +178,7 @@ class RoundBudget:
     @property
     def rounds_left(self) -> int:
         """How many further rounds the budget allows."""
+        self._return_to_phase()
         return self.ledger.steps_left(self.epsilon_budget)
 
     @property
@@ -200,14 +206,7 @@ class RoundBudget:
           ValueError: If correlated noise has no state.
         """
         self._refuse_other_noise()
-        if self._horizon is not None or not self.cohorts.scheme.independent_steps:
-            refuse_other_use(
-                self.ledger,
-                self._place,
-                "This ledger has new entries since the last round of this budget, for "
-                "example of a second budget",
-                "Use one budget for rounds that depend on each other.",
-            )
+        self._return_to_phase()
         place = self._follow(state)
         limited = self.epsilon_budget != math.inf
         if limited and self.ledger.epsilon(more=1) > self.epsilon_budget:
@@ -228,6 +227,26 @@ class RoundBudget:
             self.ledger.record()
             if alone:
                 self._place = self.ledger.place
+
+    def _return_to_phase(self) -> None:
+        """Makes the next round count with this budget's settings.
+
+        Raises:
+          PrivacyMismatchError: If rounds depend on each other, and the ledger has new
+            entries.
+        """
+        if self._horizon is not None or not self.cohorts.scheme.independent_steps:
+            refuse_other_use(
+                self.ledger,
+                self._place,
+                "This ledger has new entries since the last round of this budget, for "
+                "example of a second budget",
+                "Use one budget for rounds that depend on each other.",
+            )
+        elif self.ledger.phases[-1] is not self._counted_in:
+            # Not a change of settings: both have been in the ledger before.
+            self.ledger.begin(change=True, **self._phase)
+            self._counted_in = self.ledger.phases[-1]
 
     def _refuse_other_noise(self) -> None:
         """Raises if no aggregator of this process has the declared noise."""

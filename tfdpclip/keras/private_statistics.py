@@ -315,7 +315,8 @@ class PrivateStatistics(ShownAsText):
         with self.ledger.step():
             self._released.append((what, event))
             drawn = self._noise.sample(exact.shape, stddev, tf.float64)
-            return exact + drawn.numpy()
+        self.ledger.end()
+        return exact + drawn.numpy()
 
     def _check_count(self, found: int) -> None:
         if self._owners is not None and found != len(self._owners):

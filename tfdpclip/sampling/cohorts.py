@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +34,9 @@ class Cohorts:
     * Round t's cohort is drawn by `scheme`, independently across rounds unless the
       scheme keeps them apart. Calling twice with the same round gives the same cohort.
     * Randomness is fresh from the operating system unless `seed` is given; after a
-      restart, rounds not yet run are drawn afresh. With a seed, cohorts are the same
+      restart, rounds not yet run are drawn afresh. Each `RoundBudget`, and each
+      `ledger.begin`, has draws of its own: two runs that shared their draws would cost
+      more than their sum. With a seed, cohorts are the same
       in every process, so a run can be resumed at any round; anyone who knows the seed
       knows the cohorts, and privacy statements say that the run is not private.
 
@@ -88,12 +91,23 @@ class Cohorts:
         self.scheme = scheme._for_data(len(self.client_ids), capacity)
         self.seed = None if seed is None else _arguments.integer("seed", seed)
         self._key = DrawKey.fresh() if seed is None else DrawKey(seed)
-        self._first = 0
+        self._first, self._begun = 0, False
+
+    def _for_one_run(self) -> Cohorts:
+        """The same clients, with draws that no other run has."""
+        own = copy.copy(self)
+        own._begun = True  # `_begin_run` makes the key.
+        return own
 
     def _begin_run(self, step: int) -> None:
-        """Begins an epoch with a round, if the accounting covers whole epochs."""
-        if self.scheme.begins_epochs and self.seed is None:
-            self._key, self._first = DrawKey.fresh(), step
+        """Begins the draws of a run, and an epoch if the accounting covers epochs."""
+        if self.seed is not None:
+            return
+        if self._begun or self.scheme.begins_epochs:
+            self._key = DrawKey.fresh()
+        if self.scheme.begins_epochs:
+            self._first = step
+        self._begun = True
 
     @property
     def population(self) -> int:

@@ -434,6 +434,34 @@ class TestStepsOfALedger:
             self._train(made, ledger, data.take(1), times=2)
         assert ledger.steps == 2
 
+    def test_a_step_outside_of_the_blocks_is_found_and_counted(self):
+        step, data = Counting(), batches()
+        made = tf.function(lambda x, y, w: step.take_step(x))
+        ledger, elements = self._ledger(data), iter(data)
+        made(*next(elements))  # To try the function.
+        with pytest.raises(PrivacyMismatchError, match="made 1 steps outside"):
+            self._train(made, ledger, [next(elements)])
+        assert ledger.steps == 2
+        self._train(made, ledger, [next(elements)])
+        assert ledger.steps == 3
+        made(*next(elements))
+        assert any(
+            "outside of ledger.step()" in text
+            for text in ledger.statement().assumptions
+        )
+
+    def test_steps_that_another_ledger_counts_are_not_outside(self):
+        step, data = Counting(), batches()
+        made = tf.function(lambda x, y, w: step.take_step(x))
+        ledgers, elements = [self._ledger(data) for _ in range(3)], iter(data)
+        for ledger in (*ledgers, *ledgers):
+            self._train(made, ledger, [next(elements)])
+        made(*next(elements))
+        ledgers[0].record()  # By hand.
+        self._train(made, ledgers[0], [next(elements)])
+        assert [ledger.steps for ledger in ledgers] == [4, 2, 2]
+        assert "outside" not in str(ledgers[0].statement())
+
     def test_one_step_for_every_draw_is_what_is_said(self):
         step, data = Counting(), batches()
         made = tf.function(lambda x, y, w: step.take_step(x))

@@ -20,11 +20,13 @@ from tfdpclip.accounting.phases import (
 )
 from tfdpclip.accounting.releases import (
     ReleaseSettings,
+    note_counted,
     releases_since,
     releases_so_far,
     settings_since,
+    uncounted_releases,
 )
-from tfdpclip.accounting.statement import Spending
+from tfdpclip.accounting.statement import PrivacyStatement, Spending
 from tfdpclip.correlated import NoiseMatrix
 from tfdpclip.sampling import events
 
@@ -52,6 +54,8 @@ class Ledger(Spending):
     * A step is reserved, in the file, before it runs. If the process dies before the
       step is recorded, the next `Ledger.load` counts it: the ledger can err only
       towards a larger epsilon. Restoring an older checkpoint does not lower it.
+    * In a loop of `step()` blocks, a step of the loop's optimizer outside of the blocks
+      raises in the next block and is counted, or is named by the statement.
     * Steps belong to the optimizer that ran them (`holder`): two optimizers add up in
       one ledger, independently of their step counters. Unobserved steps count as
       full batches (`add_unseen`).
@@ -98,6 +102,12 @@ class Ledger(Spending):
         self._open = True
         # Steps of `step()` blocks since `begin`: declared, and counted by optimizers.
         self._compared = 0, 0
+        # The releases that no ledger had counted, of each optimizer at `begin`; and the
+        # optimizers with steps in blocks since.
+        self._uncounted: dict[str, int] = {}
+        self._in_blocks: set[str] = set()
+        # Whether a block is under way, and the steps recorded since `begin` elsewhere.
+        self._in_block, self._recorded = False, 0
         # How many steps the batches of this run drew, if their steps depend on each
         # other; the number before the run; and the steps that did not run.
         self._drawn: Callable[[], int] | None = None
@@ -217,6 +227,8 @@ class Ledger(Spending):
             self.assume(text)
         self._holder, self._compared, self._skipped = holder, (0, 0), 0
         self._open = True
+        self._uncounted, self._recorded = uncounted_releases(), 0
+        self._in_blocks = set()
         self.save()
 
     def end(self) -> None:
@@ -241,6 +253,8 @@ class Ledger(Spending):
         phase = self._current()
         steps = _arguments.integer("steps", steps)
         skipped = self._skipped
+        if not self._in_block:
+            self._recorded += steps
         phase.runs[-1] += steps
         self._credit(steps)
         self.reserved = max(0, self.reserved - steps)
@@ -270,22 +284,77 @@ class Ledger(Spending):
 
         Raises:
           PrivacyMismatchError: If optimizers made more or fewer steps than declared
-            since `begin`, or steps of less noise, or of another unit. Additional steps
-            are counted, at their worst, and so are steps of less noise.
+            since `begin`, or steps of less noise, or of another unit, or steps outside
+            of the blocks. Additional steps are counted, at their worst, and so are
+            steps of less noise.
         """
         self.reserve(steps)
-        before = releases_so_far()
+        before, uncounted = releases_so_far(), uncounted_releases()
+        self._in_block = True
         try:
             yield
         finally:
             self.record(steps)
-        for holder, made, settings in settings_since(before):
-            self._compare_settings(holder, made, settings)
+            self._in_block = False
+        found = settings_since(before)
+        for holder, made, _ in found:
+            self._in_blocks.add(holder)
+            if holder != self._holder:
+                self._credit_to(holder, made)
+        for _, made, settings in found:
+            self._compare_settings(made, settings)
         self._compare_steps(steps, releases_since(before))
+        for holder, _, settings in found:
+            self._compare_outside(holder, settings, uncounted)
 
-    def _compare_settings(
-        self, holder: str, made: int, settings: ReleaseSettings
+    def _outside(self, holder: str, uncounted: Mapping[str, int]) -> int:
+        """How many steps an optimizer made since `begin` that nothing has counted."""
+        made = uncounted.get(holder, 0) - self._uncounted.get(holder, 0)
+        return max(0, made - self._recorded)
+
+    def _compare_outside(
+        self, holder: str, settings: ReleaseSettings, uncounted: Mapping[str, int]
     ) -> None:
+        """Raises if the optimizer of a block had made steps outside of the blocks."""
+        steps = self._outside(holder, uncounted)
+        if not steps:
+            return
+        self._credit_to(holder, steps)
+        problem = (
+            f"The optimizer of this block made {steps} steps outside of ledger.step(), "
+            "which were not counted."
+        )
+        if self._current().noise is not None:
+            self.assume(f"something ran that is not counted: {problem}")
+        else:
+            z = settings.noise_multiplier
+            self.add_unseen(
+                steps,
+                noise_multiplier=z if z >= 0 and not settings.correlated else 0.0,
+                unit=settings.unit,
+            )
+        self.save()
+        raise PrivacyMismatchError(
+            f"{problem} Write with ledger.step(): around every private step, a step "
+            "that only tries the function, too." + see("steps-that-are-not-counted")
+        )
+
+    def statement(self) -> PrivacyStatement:
+        """Returns the privacy statement of the recorded steps.
+
+        Raises:
+          ValueError: If no phase was begun.
+        """
+        uncounted = uncounted_releases()
+        outside = (self._outside(holder, uncounted) for holder in self._in_blocks)
+        if not self._in_block and any(outside):
+            self.assume(
+                "something ran that is not counted: steps of the loop's optimizer "
+                "outside of ledger.step()"
+            )
+        return super().statement()
+
+    def _compare_settings(self, made: int, settings: ReleaseSettings) -> None:
         """Raises if the releases of an optimizer have other settings than are counted.
 
         The releases are counted again, at their worst.
@@ -310,9 +379,7 @@ class Ledger(Spending):
             self.assume(f"something ran that is not counted: {problem}")
         else:
             known = z >= 0 and not correlated
-            self.add_unseen(
-                made, noise_multiplier=z if known else 0.0, unit=unit, holder=holder
-            )
+            self.add_unseen(made, noise_multiplier=z if known else 0.0, unit=unit)
         self.save()
         raise PrivacyMismatchError(
             f"{problem} Begin with the settings of the optimizer: "
@@ -368,7 +435,7 @@ class Ledger(Spending):
         else:
             self.phases.insert(-1, unseen)
         if holder is not None:
-            self.counted[holder] = self.counted.get(holder, 0) + steps
+            self._credit_to(holder, steps)
         self.assume(
             f"{steps} steps ran before they were recorded; each is counted as if it "
             "had used every record, with a clip rule that keeps its bound",
@@ -518,4 +585,9 @@ class Ledger(Spending):
     def _credit(self, steps: int) -> None:
         """Counts the steps for the optimizer that holds the ledger."""
         if self._holder is not None:
-            self.counted[self._holder] = self.counted.get(self._holder, 0) + steps
+            self._credit_to(self._holder, steps)
+
+    def _credit_to(self, holder: str, steps: int) -> None:
+        """Counts steps of the ledger as those of one optimizer."""
+        self.counted[holder] = self.counted.get(holder, 0) + steps
+        note_counted(holder, steps)

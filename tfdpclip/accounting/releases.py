@@ -7,6 +7,7 @@ noise that it counts.
 
 from __future__ import annotations
 
+import collections
 import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,6 +15,10 @@ from typing import Any, NamedTuple
 #: Objects that count their releases, with `identity` (a text), `releases`, and
 #: `take_settings()`, which returns `ReleaseSettings`.
 COUNTERS: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+#: By identity, how many releases a ledger of this process has counted as a counter's.
+_COUNTED: collections.Counter[str] = collections.Counter()
 
 
 class ReleaseSettings(NamedTuple):
@@ -56,3 +61,16 @@ def settings_since(before: Mapping[str, int]) -> list[tuple[str, int, ReleaseSet
         if settings is not None:
             found.append((counter.identity, made, settings))
     return found
+
+
+def note_counted(identity: str, releases: int) -> None:
+    """Notes that a ledger has counted releases of a counter."""
+    _COUNTED[identity] += releases
+
+
+def uncounted_releases() -> dict[str, int]:
+    """For each counter, its releases minus those that ledgers have counted as its own.
+
+    Below 0 where two ledgers counted the same releases.
+    """
+    return {name: made - _COUNTED[name] for name, made in releases_so_far().items()}

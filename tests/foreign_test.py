@@ -177,6 +177,61 @@ def test_a_sensitivity_reads_the_state_alone(read):
         )
 
 
+class Remembering(Moving):
+    """Keeps the longest norm of a step, without noise."""
+
+    def initial_state(self):
+        return (tf.constant(1.0),)
+
+    def weights(self, norms, state):
+        (norm,) = state
+        if not tf.executing_eagerly():  # Not in the test of a rule.
+            longest = tf.reduce_max(tf.where(tf.math.is_finite(norms), norms, 0.0))
+            self.longest.assign(longest)
+        norm = tf.cast(norm, norms.dtype)
+        held = norm / tf.maximum(norms, norm)
+        return tf.where(tf.math.is_finite(norms), held, tf.zeros_like(held))
+
+    def sensitivity(self, state):
+        return tf.convert_to_tensor(state[0])
+
+
+@pytest.mark.parametrize("groups", [False, True])
+def test_a_rule_keeps_no_norms_from_one_step_to_the_next(groups):
+    rule = Remembering()
+    rule.longest = tf.Variable(1.0, trainable=False, name="longest")
+    with pytest.raises(
+        ValueError, match=r"weights\(norms, state\) uses more.*'longest"
+    ):
+        if groups:
+            rule = dpc.clipping.bound_rule(dpc.LayerwiseClip(rule), ["a", "b"])
+        Mechanism(rule, 1.0, 10)
+
+    class Reading(Moving):
+        def next_state(self, state, fractions):
+            Remembering.longest.assign(2.0)
+            return state
+
+    Remembering.longest = tf.Variable(1.0, trainable=False, name="longest")
+    with pytest.raises(ValueError, match=r"next_state\(state, .* uses more.*'longest"):
+        Mechanism(Reading(), 1.0, 10)
+
+
+def test_nor_in_an_attribute():
+    class Keeping(Moving):
+        def weights(self, norms, state):
+            self.kept = tf.reduce_max(norms)
+            return super().weights(norms, state)
+
+        def next_state(self, state, fractions):
+            del fractions
+            self.norms = self.kept + 1.0
+            return state
+
+    with pytest.raises(ValueError, match=r"next_state\(.* than its arguments: float32"):
+        Mechanism(Keeping(), 1.0, 10)
+
+
 @pytest.mark.parametrize("moved", [100.0, 0.01])
 def test_a_rule_that_somebody_changed_is_held_to_what_it_was(moved):
     rule = Moving()

@@ -81,6 +81,7 @@ class _Traced:
                 "state: initial_state() and next_state(...)."
                 + see("schedules-that-read-more-than-the-step")
             )
+        _refuse_memory(rule, state)
 
     def __call__(self, state: Any) -> tf.Tensor:
         return self._function(*map(tf.convert_to_tensor, tf.nest.flatten(state)))
@@ -88,6 +89,46 @@ class _Traced:
     def __reduce__(self):
         # A trace cannot be copied: a copy of the rule is traced when it is given.
         return type(None), ()
+
+
+def _refuse_memory(rule: ClipRule, state: Any) -> None:
+    """Raises if a method of a user's rule reads or writes more than its arguments.
+
+    A variable that `weights` writes keeps exact norms, which `next_state` would release
+    with the next clip norm, and `weights` with the next step's records.
+    """
+    groups = () if rule.assignment is None else (max(rule.assignment) + 1,)
+    norms = tf.TensorSpec([None, *groups], tf.float32)
+    counts = tf.TensorSpec([len(rule.count_stddevs(1.0))], tf.float32)
+    leaves = [tf.TensorSpec(t.shape, t.dtype) for t in tf.nest.flatten(state)]
+
+    def with_state(method):
+        def call(first, *parts):
+            return method(first, tf.nest.pack_sequence_as(state, parts))
+
+        return call
+
+    methods = {
+        "weights(norms, state)": (rule.weights, norms),
+        "indicators(norms, state, present)": (rule.indicators, norms),
+        "next_state(state, fractions)": (
+            lambda fractions, now: rule.next_state(now, fractions),
+            counts,
+        ),
+    }
+    for name, (method, spec) in methods.items():
+        with tf.init_scope():
+            function = tf.function(with_state(method), autograph=False)
+            traced = function.get_concrete_function(spec, *leaves)
+        other = _schedules.read_besides(traced)
+        if other is not None:
+            raise ValueError(
+                f"clip={rule}: {name} uses more than its arguments: {other}. What a "
+                "rule keeps of one step's norms would be released without noise, or "
+                "change the clip of other records. Keep all changing values in the "
+                "state: initial_state() and next_state(...), of noised fractions."
+                + see("clip-norms-from-private-data")
+            )
 
 
 @tf.autograph.experimental.do_not_convert

@@ -426,6 +426,29 @@ def show_elements(iterator: Any, function: Callable[[Any], None]) -> Any:
     return iterator
 
 
+def show_dealt_elements(dataset: Any, function: Callable[[Any], None]) -> Any:
+    """As `show_elements`, for all iterators of a strategy's data set."""
+    kind = type(dataset)
+
+    class Shown(kind):  # type: ignore[misc, valid-type]
+        def __iter__(self):
+            iterator = super().__iter__()
+            known, following = weakref.ref(iterator), type(iterator).get_next
+
+            def shown(name=None):
+                element = following(known(), name)
+                function(element)
+                return element
+
+            iterator.get_next = shown
+            return iterator
+
+    # An instance cannot have an `__iter__` of its own.
+    Shown.__name__, Shown.__qualname__ = kind.__name__, kind.__qualname__
+    dataset.__class__ = Shown
+    return dataset
+
+
 def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:
     """The variant tensor of a data set."""
     return dataset._variant_tensor

@@ -6,6 +6,7 @@ once.
 """
 
 import functools
+import gc
 import os
 
 import dp_accounting
@@ -17,6 +18,8 @@ import tfdpclip as dpc
 from tests.covariance import assert_covariance
 from tests.stack import KERAS_3, fit_takes_no_draw_to_build
 from tfdpclip._variables import all_unwrapped
+from tfdpclip.accounting.phases import PrivacyMismatchError
+from tfdpclip.keras.watching.step_history import history_of
 from tfdpclip.sampling.drawer import DRAWERS
 
 REPLICAS = int(os.environ["REPLICAS"])
@@ -313,6 +316,78 @@ def test_a_loop_of_ones_own_is_scaled_as_on_one_device(mirrored, name):
     assert_alike(model, other)
 
 
+def step_of_a_loop(strategy, steps=1):
+    """A model, and a function of an element for all replicas, with private steps."""
+    model = compiled(strategy)
+    vector = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction="none")
+
+    def step(x, y, w):
+        for _ in range(steps):
+            losses = vector(y, model(x, training=True)) * w
+            model.optimizer.minimize(losses, model.trainable_variables)
+
+    return model, tf.function(lambda element: strategy.run(step, args=element))
+
+
+def whole_draws(strategy, batches, taken):
+    """Elements with whole draws for each replica, in ways of TensorFlow's guides."""
+    if taken == "of a function":
+        yield from strategy.distribute_datasets_from_function(lambda _: batches)
+        return
+    iterator = iter(batches)
+    drawn = [next(iterator)] * REPLICAS
+    if taken == "one draw each":
+        drawn = [next(iterator) for _ in range(REPLICAS)]
+    yield tuple(
+        strategy.experimental_distribute_values_from_function(
+            lambda context, part=part: tf.identity(
+                drawn[context.replica_id_in_sync_group][part]
+            )
+        )
+        for part in range(3)
+    )
+
+
+@several_only
+@pytest.mark.parametrize("dealt_before", [False, True])
+@pytest.mark.parametrize("taken", ["of a function", "one draw each", "one draw"])
+def test_replicas_of_a_loop_with_whole_draws_are_refused(mirrored, taken, dealt_before):
+    """A record in two of the draws would move the sum by two clip norms."""
+    batches = dpc.sampling.Poisson(0.2).batches((X, Y)).repeat()
+    element = next(iter(batches.distribute(mirrored)))
+    model, step = step_of_a_loop(mirrored)
+    if dealt_before:
+        step(element)
+    else:
+        batches = dpc.sampling.Poisson(0.2).batches((X, Y)).repeat()
+    before = model.get_weights()
+    with pytest.raises(PrivacyMismatchError, match="not the replica's part of a draw"):
+        step(next(iter(whole_draws(mirrored, batches, taken))))
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+@several_only
+def test_an_element_that_replicas_were_dealt_is_used_for_one_step(mirrored):
+    gc.collect()  # Frees elements of earlier tests, which could be the step's.
+    batches = dpc.sampling.Poisson(0.2).batches((X, Y))
+    model, step = step_of_a_loop(mirrored)
+    for number, element in enumerate(batches.distribute(mirrored)):
+        step(element)
+        with pytest.raises(PrivacyMismatchError, match="made of one draw"):
+            step(element)
+        if number == 2:
+            break
+    assert history_of(model.optimizer).releases == 3
+    everyone = dpc.sampling.FullBatch().batches((X, Y))
+    element = next(iter(everyone.distribute(mirrored)))
+    for _ in range(2):
+        step(element)
+    twice = step_of_a_loop(mirrored, steps=2)[1]
+    with pytest.raises(PrivacyMismatchError, match="made of one draw"):
+        twice(next(iter(batches.distribute(mirrored))))
+
+
 @several_only
 def test_a_scalar_loss_of_one_example_is_refused(mirrored):
     """The loss's scale would be a guess; a loss for each example gives the scale."""
@@ -331,7 +406,7 @@ def test_a_scalar_loss_of_one_example_is_refused(mirrored):
 
     parts = part(X), part(Y)
     before = model.get_weights()
-    with pytest.raises(dpc.gradients.LossStructureError, match="one example"):
+    with pytest.raises(dpc.gradients.LossStructureError, match="single example"):
         tf.function(lambda: mirrored.run(step, args=(*parts, True)))()
     for a, b in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(a, b)

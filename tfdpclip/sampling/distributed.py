@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import weakref
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from tfdpclip import _arguments
 from tfdpclip._docs import see
+from tfdpclip.sampling import handed_out
 from tfdpclip.sampling.allocation import RandomAllocation
 from tfdpclip.sampling.capacity import fit_capacity
 from tfdpclip.sampling.drawer import Drawer
@@ -106,9 +108,14 @@ def distribute(batches: Any, strategy: tf.distribute.Strategy) -> Any:
         dealt = _dealt(batches, drawer, replicas, least)
         derived = batches._derived(lambda data: dealt, *said)
         derived._drawer, derived._replicas = drawer, context.num_replicas_in_sync
+        dealt_to = drawer.dealt.setdefault(context.num_replicas_in_sync, [])
+        dealt_to.append(derived.element_spec)
+        known.append(weakref.ref(drawer))
         return derived
 
-    return strategy.distribute_datasets_from_function(share)
+    known: list[weakref.ref[Drawer]] = []
+    given = strategy.distribute_datasets_from_function(share)
+    return handed_out.remember_dealt(given, strategy, known)
 
 
 def _drawer_of_part(batches: Any, shard: int, shards: int) -> Drawer:

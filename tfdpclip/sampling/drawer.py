@@ -71,6 +71,8 @@ class Drawer:
         self.successor: Drawer | None = None
         # Whether iterators gather ahead, which hides how far training has come.
         self.runs_ahead = False
+        # For each number of replicas, the specs of the parts that they are dealt.
+        self.dealt: dict[int, list[Any]] = {}
         self.by_group = by_group
         self.scheme = scheme
         self.source = source
@@ -142,7 +144,12 @@ class Drawer:
     @property
     def specs(self) -> list[Any]:
         """The element specs of all data sets that show these draws."""
-        return [batches.element_spec for batches in self._shown]
+        shown = [batches.element_spec for batches in self._shown]
+        return shown + [spec for specs in self.dealt.values() for spec in specs]
+
+    def dealt_to(self, replicas: int) -> list[Any]:
+        """The specs of the parts that so many replicas are dealt."""
+        return self.dealt.get(replicas, [])
 
     @property
     def arrays(self) -> tuple | None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import collections
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -68,8 +69,32 @@ class DrawnElement:
         return not self.released and self._drawer() is not None
 
 
+class DealtElement:
+    """An element that eager code took for all replicas, a part for each.
+
+    Args:
+      drawer: the drawer of the element.
+      tensors: the parts, eager tensors, held by weak references.
+
+    Attributes:
+      released: whether a private step used the element.
+      once: as of `DrawnElement`.
+    """
+
+    def __init__(self, drawer: Drawer, tensors: list[tf.Tensor]):
+        self.released = False
+        self.once = not isinstance(drawer.scheme, FullBatch)
+        self._tensors = [weakref.ref(tensor) for tensor in tensors]
+
+    @property
+    def held(self) -> bool:
+        """Whether any of the element's tensors is still alive."""
+        return any(tensor() is not None for tensor in self._tensors)
+
+
 _LOCK = threading.Lock()
 _TAKEN: collections.deque[DrawnElement] = collections.deque(maxlen=_KEPT)
+_DEALT: collections.deque[DealtElement] = collections.deque(maxlen=_KEPT)
 
 
 def remember_elements(iterator: Iterator, drawer: Drawer) -> Iterator:
@@ -88,6 +113,45 @@ def remember_elements(iterator: Iterator, drawer: Drawer) -> Iterator:
             _TAKEN.append(taken)
 
     return _tf_private.show_elements(iterator, note)
+
+
+def remember_dealt(
+    dataset: Any, strategy: tf.distribute.Strategy, drawers: Sequence[weakref.ref]
+) -> Any:
+    """Wraps a strategy's data set, and remembers the elements that eager code takes.
+
+    Args:
+      dataset: the data set.
+      strategy: its strategy.
+      drawers: the drawers of this machine.
+    """
+
+    def note(element):
+        parts = tf.nest.flatten(element)
+        parts = [p for part in parts for p in strategy.experimental_local_results(part)]
+        tensors = _tensors_of(tuple(parts))
+        drawer = next(filter(None, (known() for known in drawers)), None)
+        if drawer is None or not all(map(_tf_private.is_eager, tensors)):
+            return
+        with _LOCK:
+            _DEALT.append(DealtElement(drawer, tensors))
+
+    return _tf_private.show_dealt_elements(dataset, note)
+
+
+def release_dealt() -> bool:
+    """Marks the element at hand as used by a private step of all replicas.
+
+    Returns:
+      False if all elements at hand were used before, and a second private step costs
+      more than the accounting covers.
+    """
+    with _LOCK:
+        held = [element for element in _DEALT if element.held]
+        unused = [element for element in held if not element.released]
+        if len(unused) == 1:
+            unused[0].released = True
+        return bool(unused) or not any(element.once for element in held)
 
 
 def _tensors_of(element: tuple) -> list[tf.Tensor]:

@@ -60,6 +60,15 @@ _TWICE = (
     "new element for every step of every private optimizer: x, y, w = next(iterator)."
     + see("two-steps-on-one-draw")
 )
+_UNDEALT = (
+    "Several replicas take this step, and the batch of a replica is drawn, but is not "
+    "the replica's part of a draw: the step may be of several draws, with a record in "
+    "it more than once. Deal out each draw, and give the parts to the replicas:\n"
+    "    for element in batches.distribute(strategy): step(element)\n"
+    "    @tf.function\n"
+    "    def step(element): strategy.run(replica_step, args=element)"
+    + see("several-replicas")
+)
 
 
 class _CurrentStep(threading.local):
@@ -294,6 +303,8 @@ def _of_weights(graph: Any, weights: Any, expected: ExpectedRecords) -> tf.Tenso
     inner = [
         w if w.graph is graph else graph.capture(w) for w in tf.nest.flatten(weights)
     ]
+    if _replicas() > 1 and _CURRENT.releases:
+        inner = _dealt(inner)
     found = _by_record(inner, expected.rows_each)
     static = expected.static, found.shape[0]
     if None not in static and static[0] != static[1]:
@@ -305,6 +316,20 @@ def _of_weights(graph: Any, weights: Any, expected: ExpectedRecords) -> tf.Tenso
         with tf.control_dependencies([] if same is None else [same]):
             found = tf.identity(found)
     return found
+
+
+def _dealt(weights: list[tf.Tensor]) -> list[tf.Tensor]:
+    """The weights of a replica's part of a draw; raises for other drawn batches."""
+    specs = [spec for drawer in list(DRAWERS) for spec in drawer.dealt_to(_replicas())]
+    rows = {tf.nest.flatten(spec[-1])[0].shape[0] for spec in specs}
+    static = weights[0].shape[0]
+    if not rows or (static is not None and None not in rows and static not in rows):
+        raise PrivacyMismatchError(_UNDEALT)
+    if static is not None or None in rows:
+        return weights
+    fits = tf.reduce_any(tf.equal(tf.shape(weights[0])[0], sorted(rows)))
+    with tf.control_dependencies([tf.debugging.Assert(fits, [_UNDEALT])]):
+        return [tf.identity(weight) for weight in weights]
 
 
 def _by_record(weights: Any, rows_each: int) -> tf.Tensor:
@@ -330,6 +355,8 @@ def _of_taken(graph: Any, expected: ExpectedRecords) -> tf.Tensor | None:
     if _replicas() > 1:
         if own is None:
             return None
+        if _CURRENT.releases and _first_replica():
+            _release_once(called)
         return _of_weights(graph, own, expected)
     use = _Use(_CURRENT.releases, _CURRENT.adds_up or _CURRENT.releases)
 
@@ -366,6 +393,24 @@ def _called_from_outside(function: Any) -> Any:
 def _replicas() -> int:
     context = tf.distribute.get_replica_context()
     return 1 if context is None else context.num_replicas_in_sync
+
+
+def _first_replica() -> bool:
+    place = tf.distribute.get_replica_context().replica_id_in_sync_group
+    return int(tf.get_static_value(place)) == 0
+
+
+def _release_once(called: Any) -> None:
+    """Makes every call raise whose element was used in a private step before."""
+
+    def release():
+        if not handed_out.release_dealt():
+            raise PrivacyMismatchError(_TWICE)
+        return tf.constant(True)
+
+    with tf.init_scope():
+        saved = tf.constant(True)
+    _tf_private.value_at_call(called, release, tf.TensorSpec([], tf.bool), saved)
 
 
 def _fitted(masks, own, graph, expected, adds_up) -> tf.Tensor:

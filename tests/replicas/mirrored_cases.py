@@ -388,6 +388,56 @@ def test_an_element_that_replicas_were_dealt_is_used_for_one_step(mirrored):
         twice(next(iter(batches.distribute(mirrored))))
 
 
+@pytest.mark.skipif(REPLICAS > 1, reason="one replica")
+@pytest.mark.parametrize("kind", ["mirrored", "one device"])
+@pytest.mark.parametrize("given", [2, 3])
+def test_a_loop_under_a_strategy_of_one_device_is_one_without(mirrored, kind, given):
+    """Rows that fill an element up are no records, whatever the loss reads."""
+    gc.collect()
+    strategy = (
+        mirrored if kind == "mirrored" else tf.distribute.OneDeviceStrategy("CPU:0")
+    )
+    model = compiled(
+        strategy, lambda: tf.keras.Sequential([tf.keras.Input((6,)), L.Dense(3)])
+    )
+    vector = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction="none")
+
+    def replica_step(x, y, *_):
+        losses = vector(y, model(x, training=True))
+        model.optimizer.minimize(losses, model.trainable_variables)
+
+    step = tf.function(lambda *element: strategy.run(replica_step, args=element))
+    batches = dpc.sampling.Poisson(0.05).batches((X, Y), physical_batch_size=40, seed=1)
+    dealt = batches.distribute(strategy) if kind == "mirrored" else batches
+    x, y, w = element = next(iter(dealt))
+    local = [strategy.experimental_local_results(part)[0].numpy() for part in element]
+    before = model.get_weights()
+    step(*element[:given])
+    released = [b - a for b, a in zip(before, model.get_weights(), strict=True)]
+    alone = compiled(
+        ONE, lambda: tf.keras.Sequential([tf.keras.Input((6,)), L.Dense(3)])
+    )
+    records = local[2] > 0
+    assert 0 < records.sum() < len(records)
+
+    @tf.function
+    def whole(x, y):
+        losses = vector(y, alone(x, training=True))
+        variables = [v.value if KERAS_3 else v for v in alone.trainable_variables]
+        return dpc.gradients.clipped_sum(losses, variables, dpc.FixedClip(0.3))
+
+    sums, _ = whole(tf.constant(local[0][records]), tf.constant(local[1][records]))
+    for found, total in zip(released, sums, strict=True):
+        np.testing.assert_allclose(found, 0.5 * total / 18, rtol=1e-4, atol=1e-6)
+    with pytest.raises(PrivacyMismatchError, match="made of one draw"):
+        step(*element[:given])
+    iterator = iter(strategy.distribute_datasets_from_function(lambda _: batches))
+    del x, y, w, element
+    if given == 3:
+        with pytest.raises(PrivacyMismatchError, match="not the replica's part"):
+            step(*next(iterator))
+
+
 @several_only
 def test_a_scalar_loss_of_one_example_is_refused(mirrored):
     """The loss's scale would be a guess; a loss for each example gives the scale."""
@@ -815,7 +865,9 @@ def test_replicas_that_come_apart_are_found(mirrored):
     if REPLICAS == 1:
         trained()
         return
-    with pytest.raises(dpc.accounting.PrivacyMismatchError, match="values on the replicas"):
+    with pytest.raises(
+        dpc.accounting.PrivacyMismatchError, match="values on the replicas"
+    ):
         trained()
 
 

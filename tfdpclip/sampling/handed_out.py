@@ -106,13 +106,16 @@ def remember_elements(iterator: Iterator, drawer: Drawer) -> Iterator:
         found = known()
         if found is None or not all(map(_tf_private.is_eager, _tensors_of(element))):
             return
-        taken = DrawnElement(found, element)
-        with _LOCK:
-            for old in [e for e in _TAKEN if not (e.held or e.waits)]:
-                _TAKEN.remove(old)
-            _TAKEN.append(taken)
+        _note_taken(DrawnElement(found, element))
 
     return _tf_private.show_elements(iterator, note)
+
+
+def _note_taken(taken: DrawnElement) -> None:
+    with _LOCK:
+        for old in [e for e in _TAKEN if not (e.held or e.waits)]:
+            _TAKEN.remove(old)
+        _TAKEN.append(taken)
 
 
 def remember_dealt(
@@ -127,11 +130,17 @@ def remember_dealt(
     """
 
     def note(element):
-        parts = tf.nest.flatten(element)
-        parts = [p for part in parts for p in strategy.experimental_local_results(part)]
-        tensors = _tensors_of(tuple(parts))
+        parts = tf.nest.map_structure(strategy.experimental_local_results, element)
+        tensors = _tensors_of((parts,))
         drawer = next(filter(None, (known() for known in drawers)), None)
         if drawer is None or not all(map(_tf_private.is_eager, tensors)):
+            return
+        if strategy.num_replicas_in_sync == 1:
+            # As if no strategy were there.
+            whole = tf.nest.map_structure(
+                lambda part: strategy.experimental_local_results(part)[0], element
+            )
+            _note_taken(DrawnElement(drawer, whole))
             return
         with _LOCK:
             _DEALT.append(DealtElement(drawer, tensors))

@@ -61,9 +61,10 @@ _TWICE = (
     + see("two-steps-on-one-draw")
 )
 _UNDEALT = (
-    "Several replicas take this step, and the batch of a replica is drawn, but is not "
-    "the replica's part of a draw: the step may be of several draws, with a record in "
-    "it more than once. Deal out each draw, and give the parts to the replicas:\n"
+    "This step is taken under a strategy, and the batch of a replica is drawn, but is "
+    "not the replica's part of a draw: the step may be of several draws, with a record "
+    "in it more than once, or of a draw that was used before. Deal out each draw, and "
+    "give the parts to the replicas (under OneDeviceStrategy, iterate batches):\n"
     "    for element in batches.distribute(strategy): step(element)\n"
     "    @tf.function\n"
     "    def step(element): strategy.run(replica_step, args=element)"
@@ -359,10 +360,15 @@ def _of_taken(graph: Any, expected: ExpectedRecords) -> tf.Tensor | None:
             _release_once(called)
         return _of_weights(graph, own, expected)
     use = _Use(_CURRENT.releases, _CURRENT.adds_up or _CURRENT.releases)
+    unseen = use.releases and own is not None and tf.distribute.has_strategy()
 
     def masks():
         told = own is not None
-        return tf.constant(_masks(expected.static, expected.rows_each, use, told))
+        found = _masks(expected.static, expected.rows_each, use, told)
+        if unseen and not len(found):
+            # Its element came from an iterator that the strategy made of the batches.
+            raise PrivacyMismatchError(_UNDEALT)
+        return tf.constant(found)
 
     with tf.init_scope():
         saved = tf.zeros([0, 0], tf.bool)
@@ -432,7 +438,9 @@ def _fitted(masks, own, graph, expected, adds_up) -> tf.Tensor:
         mine = _by_record(inner, expected.rows_each)
         same = tf.reduce_any(tf.reduce_all(tf.equal(wide, mine), axis=1))
         several = number > 1
-        rows = tf.where(several | ~fits if adds_up else several, mine, rows)
+        # Where no element is known, the weights that the step was given tell.
+        theirs = several | tf.equal(number, 0)
+        rows = tf.where(theirs | ~fits if adds_up else theirs, mine, rows)
         told = ~several | same | ~fits if adds_up else ~several | same
         given = _count(mine)
     if own is not None and not in_xla():

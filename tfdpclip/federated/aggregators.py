@@ -32,7 +32,6 @@ class InnerSum:
         records.
       inflation: the largest norm that one client's contribution to the result can have,
         in units of the clip norm of its record; the noise grows by it. 1 for a
-        in units of the norm of its record's clip; the noise grows by it. 1 for a
         transformation that keeps norms, such as a rotation.
 
     Raises:
@@ -115,11 +114,6 @@ class ClippedMeanFactory(RoundCosts):
         noise, and is not private.
       clients_per_round: the expected number of clients in a round: the divisor (of sums
         without weights, and of counts), for any actual number of clients.
-    Args:
-      noise_multiplier: z, what the accountant is given. 0 runs the same code without
-        noise, and is not private.
-      clients_per_round: how many clients are expected in a round: the divisor (of sums
-        without weights, and of counts), however many take part.
       clip: a clip rule or a clip norm. None for no clipping, as a baseline, with
         `noise_multiplier=0`.
       secure: True or `SecureSettings` to sum by secure aggregation.

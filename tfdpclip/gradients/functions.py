@@ -69,7 +69,10 @@ def clipped_sum(
 
     *Formal guarantees*: adding or removing an example changes the sums, joined to a
     single vector, by at most ``rule.sensitivity(state)`` in L2 norm, if examples are
-    isolated.
+    isolated. This holds for the examples of the loss. Give whole elements of drawn
+    batches: of a part of their rows (``x[:8]``), which records come first depends on
+    the draw, and the loss must be multiplied by the weights. A sum of two calls on one
+    element changes by twice as much.
 
     Args:
       loss: as for `per_example_norms`.

@@ -450,6 +450,20 @@ class TestStepsOfALedger:
             for text in ledger.statement().assumptions
         )
 
+    @pytest.mark.parametrize("rate, covered", [(0.2, False), (0.9, True)])
+    def test_elements_of_another_scheme_are_found_and_counted(self, rate, covered):
+        step, data = Counting(), batches(sampling.Poisson(0.5), seed=None)
+        made = tf.function(lambda x, y, w: step.take_step(x))
+        ledger = self._ledger(sampling.Poisson(rate))
+        if covered:
+            self._train(made, ledger, data.take(2))
+            assert ledger.steps == 2
+            return
+        with pytest.raises(PrivacyMismatchError, match=r"drawn by Poisson, rate 0\.5"):
+            self._train(made, ledger, data.take(1))
+        assert [p.sampling for p in ledger.phases][0] == sampling.FullBatch()
+        assert ledger.steps == 2
+
     def test_steps_that_another_ledger_counts_are_not_outside(self):
         step, data = Counting(), batches()
         made = tf.function(lambda x, y, w: step.take_step(x))

@@ -850,7 +850,7 @@ def test_weight_decay_and_constraints_are_the_optimizers_own(mirrored):
 class Langevin(tf.keras.optimizers.SGD):
     """Draws numbers in its update: each replica its own."""
 
-    def update_step(self, gradient, variable):
+    def update_step(self, gradient, variable, *_):
         variable.assign_sub(0.1 * gradient + 0.01 * tf.random.normal(variable.shape))
 
 

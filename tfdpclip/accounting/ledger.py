@@ -28,12 +28,26 @@ from tfdpclip.accounting.releases import (
 )
 from tfdpclip.accounting.statement import PrivacyStatement, Spending
 from tfdpclip.correlated import NoiseMatrix
-from tfdpclip.sampling import events
+from tfdpclip.sampling import events, handed_out
+from tfdpclip.sampling.base import SamplingScheme
+from tfdpclip.sampling.poisson import Poisson
 
 
 def _noise_in_words(noise_multiplier: float, correlated: bool) -> str:
     kind = "correlated noise" if correlated else "noise"
     return f"{kind} of multiplier {noise_multiplier:g}"
+
+
+def _covers(counted: Any, drawn: Any) -> bool:
+    """Whether steps that one scheme drew cost at most the steps of the counted one."""
+    if not isinstance(counted, SamplingScheme):
+        return True
+    if counted.accounts_for(drawn) or counted == drawn.at_worst():
+        return True
+    # Batches of another capacity cut other draws, which costs next to nothing.
+    if isinstance(counted, Poisson) and isinstance(drawn, Poisson):
+        return drawn.rate <= counted.rate * (1 + 1e-9)
+    return False
 
 
 class Ledger(Spending):
@@ -290,6 +304,7 @@ class Ledger(Spending):
         """
         self.reserve(steps)
         before, uncounted = releases_so_far(), uncounted_releases()
+        used = handed_out.elements_released()
         self._in_block = True
         try:
             yield
@@ -304,8 +319,29 @@ class Ledger(Spending):
         for _, made, settings in found:
             self._compare_settings(made, settings)
         self._compare_steps(steps, releases_since(before))
+        self._compare_draws(handed_out.schemes_since(used))
         for holder, _, settings in found:
             self._compare_outside(holder, settings, uncounted)
+
+    def _compare_draws(self, schemes: list[Any]) -> None:
+        """Raises if a step used an element that another scheme drew more often."""
+        phase = self._current()
+        others = [one for one in schemes if not _covers(phase.sampling, one)]
+        if not others:
+            return
+        problem = (
+            f"The ledger counts {phase.sampling.describe()}, and the step was of an "
+            f"element drawn by {others[0].describe()}."
+        )
+        if phase.noise is not None:
+            self.assume(f"something ran that is not counted: {problem}")
+        else:
+            self.add_unseen(len(others))
+        self.save()
+        raise PrivacyMismatchError(
+            f"{problem} Begin with the batches of the loop: ledger.begin("
+            "sampling=batches, ...)." + see("batches-drawn-another-way")
+        )
 
     def _outside(self, holder: str, uncounted: Mapping[str, int]) -> int:
         """How many steps an optimizer made since `begin` that nothing has counted."""

@@ -35,6 +35,7 @@ class DrawnElement:
       records: whether each place for a record was drawn, `[capacity]`, boolean.
       rows_each: consecutive rows of a record.
       released: whether a private step used the element.
+      scheme: the scheme that drew the element.
       once: whether a second private step would cost more than the accounting covers.
       specs: the specs of the element's tensors, flat.
       weights: the number of weight tensors; they are the last tensors.
@@ -48,6 +49,7 @@ class DrawnElement:
             axis=0,
         )
         self.released = False
+        self.scheme = drawer.scheme
         self.once = not isinstance(drawer.scheme, FullBatch)
         tensors = _tensors_of(element)
         self.specs = [tf.TensorSpec.from_tensor(tensor) for tensor in tensors]
@@ -93,6 +95,9 @@ class DealtElement:
 
 
 _LOCK = threading.Lock()
+# The schemes of the elements that private steps used last, and how many there were.
+_USED: collections.deque[Any] = collections.deque(maxlen=_KEPT)
+_COUNT = [0]
 _TAKEN: collections.deque[DrawnElement] = collections.deque(maxlen=_KEPT)
 _DEALT: collections.deque[DealtElement] = collections.deque(maxlen=_KEPT)
 
@@ -166,6 +171,26 @@ def release_dealt() -> bool:
 def _tensors_of(element: tuple) -> list[tf.Tensor]:
     found = tf.nest.flatten(element, expand_composites=True)
     return [tensor for tensor in found if tensor is not None]
+
+
+def mark_released(element: DrawnElement) -> None:
+    """Notes that a private step uses the element."""
+    with _LOCK:
+        element.released = True
+        _USED.append(element.scheme)
+        _COUNT[0] += 1
+
+
+def elements_released() -> int:
+    """How many elements private steps have used."""
+    return _COUNT[0]
+
+
+def schemes_since(before: int) -> list[Any]:
+    """The schemes of the elements used since `elements_released` returned `before`."""
+    with _LOCK:
+        new = min(_COUNT[0] - before, len(_USED))
+        return list(_USED)[len(_USED) - new :]
 
 
 def candidate_elements() -> list[DrawnElement]:

@@ -539,7 +539,7 @@ def _masks(
     if use.releases and all(e.released and e.once for e in found):
         raise PrivacyMismatchError(_TWICE)
     if use.releases and len(found) == 1:
-        found[0].released = True
+        handed_out.mark_released(found[0])
     return np.stack(list(masks.values()))
 
 

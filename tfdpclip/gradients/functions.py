@@ -69,9 +69,8 @@ def clipped_sum(
 
     *Formal guarantees*: adding or removing an example changes the sums, joined to a
     single vector, by at most ``rule.sensitivity(state)`` in L2 norm, if examples are
-    isolated. This holds for the examples of the loss. Give whole elements of drawn
-    batches: of a part of their rows (``x[:8]``), which records come first depends on
-    the draw, and the loss must be multiplied by the weights. A sum of two calls on one
+    isolated. Give whole elements of drawn batches: a part of the rows (``x[:8]``) is
+    refused, as the draw decides which records come first. A sum of two calls on one
     element changes by twice as much.
 
     Args:

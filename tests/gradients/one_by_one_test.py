@@ -196,6 +196,61 @@ def test_an_unknown_op_that_mixes_behind_a_loop_reaches_no_other_example(flow):
     )
 
 
+SEED = tf.Variable([3, 7])
+
+
+def dropped_out(h):
+    drawn = tf.random.stateless_uniform([5, 3], SEED)
+    return tf.where(drawn < 0.4, h, 0.0), drawn < 0.4
+
+
+def with_the_same_draws(h):
+    drawn = tf.random.stateless_uniform([5, 3], [3, 7])
+    return h * drawn, drawn
+
+
+@pytest.mark.every_check
+def test_draws_of_a_static_batch_are_the_examples_own():
+    """Masks have the shape of the batch: an example has its own row, not the first."""
+    x = X[:, 0]
+    step = traced(lambda x: squash(unknown(dropped_out(x @ W)[0])), [W], [x], False)
+    mask = tf.cast(dropped_out(tf.zeros([5, 3]))[1], tf.float32)
+    expected = one_at_a_time(lambda x, m: squash(m * (x @ W)), [W], x, mask)
+    assert_matches(step, [W], expected, [x], 1e-4)
+    # A different first example leaves the rest as it was.
+    ones = tf.ones([5])
+    replaced = tf.concat([100 * x[:1], x[1:]], 0)
+    np.testing.assert_allclose(
+        step(ones, replaced)[0][1:], step(ones, x)[0][1:], rtol=1e-5
+    )
+
+
+def test_draws_of_a_constant_seed_do_not_tell_places_apart():
+    """Every example has the numbers of the first place, wherever it is."""
+    x = X[:, 0]
+    step = traced(
+        lambda x: squash(unknown(with_the_same_draws(x @ W)[0])),
+        *([W], [x], False),
+        check_gradients="never",
+    )
+    ones = tf.ones([5])
+    turned = step(ones, tf.roll(x, 1, 0))[0]
+    np.testing.assert_allclose(turned, tf.roll(step(ones, x)[0], 1, 0), rtol=1e-5)
+
+
+@pytest.mark.every_check
+def test_a_drawn_matrix_of_the_batchs_length_is_whole():
+    """It has as many rows as the batch, and each example reads all of them."""
+    x, seed = randoms(3, 3), tf.Variable([1, 2])
+
+    def losses(x):
+        drawn = tf.random.stateless_normal([3, 3], seed)
+        return squash(unknown((x @ drawn) @ V))
+
+    expected = one_at_a_time(losses, [V], x)
+    assert_matches(traced(losses, [V], [x], False), [V], expected, [x], 1e-3)
+
+
 @pytest.mark.every_check
 def test_labels_that_a_function_closes_over_are_to_be_arguments():
     labels = tf.constant([0, 1, 1, 0, 1])  # A constant of the graph, as it is small.

@@ -9,7 +9,8 @@ If the number of examples is not static, the copies run on a batch of a single e
 If it is static, the copies run on a batch that repeats the example in each place, and
 the loss at the first place is used: so the gradient of an example does not depend on
 its place in the batch. Weights, and random numbers that do not depend on the data, are
-shared with the step.
+shared with the step. A copy reads its example's own rows of numbers that are drawn
+alike for each row of the batch.
 
 Loops and branches are rebuilt around copies of their ops (`control_copies.py`).
 
@@ -38,6 +39,7 @@ from tfdpclip.gradients.graph.known import (
     BY_ARGUMENT,
     CONSTANT_BY_PLACE,
     draws_the_same,
+    rows_alike,
 )
 from tfdpclip.gradients.proof import control_copies
 from tfdpclip.gradients.proof.control_copies import ControlCopies
@@ -113,6 +115,7 @@ class ExamplesAlone:
         if self._count is None and known is not None:
             self._count = known // flows.rows_per_example
         self._random: list[tf.Tensor] = []
+        self._rows: dict = {}
         self._drawing: tf.Operation | None = None
         self._plan()
 
@@ -154,12 +157,55 @@ class ExamplesAlone:
                 if self._drawing is None and op_copies.draws(op):
                     self._drawing = op
             affected |= {t.ref() for t in op.outputs}
+        self._cut_draws(affected)
         if self._losses.ref() not in affected:
             raise ExampleIsolationError(
                 "The loss depends on no data that the library knows, so gradients "
                 "cannot be made one example at a time. Pass the data as arguments of "
                 "the function, with the batch on axis 0." + see("one-example-at-a-time")
             )
+
+    def _cut_draws(self, affected: set) -> None:
+        """Finds the draws of a static batch's shape whose rows belong to examples.
+
+        A copy reads the rows of its example, as from a draw of the batch's own size.
+        The rows are drawn alike, so an example's place decides nothing. Numbers that
+        are not drawn alike in each row are kept whole.
+
+        Args:
+          affected: the references of the tensors that depend on the data.
+        """
+        for ref, tensor in self._kept.items():
+            if tensor.op.type == "Const" or not tensor.shape.rank:
+                continue
+            readers = [
+                read
+                for op in tensor.consumers()
+                if op in self._flows
+                for read in op.outputs
+                if read.ref() in affected
+            ]
+            rows = {self._rows_beside(tensor, read) for read in readers}
+            if len(rows) != 1 or None in rows:
+                continue
+            if rows_alike(tensor, -tensor.shape.rank):
+                self._rows[ref] = rows.pop()
+                self._random.append(tensor)
+
+    def _rows_beside(self, tensor: tf.Tensor, read: tf.Tensor) -> int | None:
+        """The rows of an example in a public tensor that is read by place, or None.
+
+        Args:
+          tensor: a tensor that depends on no data.
+          read: the output of an op that reads `tensor`.
+        """
+        if read.op.type not in ops.ELEMENTWISE or not self._has_rows(read):
+            return None
+        same = tensor.shape.rank == read.shape.rank
+        rows, count = self._flows[read].rows, self._count
+        if not same or not count or tensor.shape[0] != count * rows:
+            return None
+        return rows
 
     def _has_rows(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor has a known number of consecutive rows for each example."""
@@ -331,7 +377,7 @@ class ExamplesAlone:
 
     def _cut(self, tensor: tf.Tensor, index: tf.Tensor, static: bool) -> tf.Tensor:
         """The rows of an example; repeated in each place if the batch is static."""
-        rows = self._flows[tensor].rows
+        rows = self._rows.get(tensor.ref(), self._flows[tensor].rows)
         # A slice of static length, because XLA needs static shapes.
         begin = [index * rows, *([0] * (tensor.shape.rank - 1))]
         own = tf.slice(tensor, begin, [rows, *([-1] * (tensor.shape.rank - 1))])

@@ -248,6 +248,12 @@ def numbers(x):
     return tf.range(count(x)) % 4
 
 
+def solved(x):
+    """A matrix for each example, of draws."""
+    drawn = tf.repeat(tf.random.uniform([count(x), 1]), 4, axis=1)
+    return tf.stack([drawn + place for place in range(4)], 1) + 9 * tf.eye(4)
+
+
 def images(h):
     return tf.reshape(h, [-1, 2, 2, 1])
 
@@ -338,6 +344,15 @@ BY_ROWS_OF_CONSTANTS = {
             ),
             [-1, 4],
         )
+    ),
+    "solved rows of a constant": lambda x, h: ends(
+        h * tf.linalg.solve(tf.eye(4) + TABLE[..., None], TABLE[..., None])[..., 0]
+    ),
+    "stacked rows of a constant": lambda x, h: ends(
+        h * tf.reduce_sum(tf.stack([TABLE, tf.ones([4, 4])], 1), 1)
+    ),
+    "repeated rows of a constant": lambda x, h: ends(
+        h * tf.repeat(TABLE[:, :2], 2, axis=1)
     ),
     "draws of a constant seed": lambda x, h: ends(
         h * tf.random.stateless_uniform(tf.shape(h), [1, 2])
@@ -587,6 +602,9 @@ SOUND = {
         * tf.concat(
             [tf.random.uniform([count(x), 1]), tf.random.normal([count(x), 3])], 1
         )
+    ),
+    "draws that are stacked, repeated and solved": lambda x, h: ends(
+        h * tf.linalg.solve(solved(x), tf.ones([count(x), 4, 1]))[..., 0]
     ),
     "a loop of three steps": lambda x, h: ends(repeatedly(h, 3)),
     "entries by number": lambda x, h: tf.square(

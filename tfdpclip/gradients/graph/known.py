@@ -164,7 +164,11 @@ def rows_alike(tensor: tf.Tensor, axis: int) -> bool:
         return rows_alike(op.inputs[0], axis + 1 if axis < behind else axis)
     if op.type in ("BroadcastTo", "Tile"):
         source = op.inputs[0]
-        return (source.shape.rank or 0) < -axis or source.shape[axis] == 1
+        if (source.shape.rank or 0) < -axis or source.shape[axis] == 1:
+            return True
+        whole = source.shape[axis] is not None
+        whole = whole and source.shape[axis] == tensor.shape[axis]
+        return whole and rows_alike(source, axis)
     if _looks_up(op):
         indices, place = op.inputs[1], rank + axis
         ranked = indices.shape.rank is not None and place < indices.shape.rank
@@ -176,6 +180,11 @@ def rows_alike(tensor: tf.Tensor, axis: int) -> bool:
         if joined is None or axis in (joined, joined - rank):
             return False
         return all(rows_alike(t, axis) for t in op.inputs[:-1])
+    if op.type == "Pack":
+        # The new axis moves every axis in front of it away from the end.
+        new = op.get_attr("axis") % rank - rank
+        own = axis + 1 if axis < new else axis
+        return axis != new and all(rows_alike(t, own) for t in op.inputs)
     if op.type == "OneHot" and op.get_attr("axis") == -1 and axis < -1:
         return rows_alike(op.inputs[0], axis + 1)
     if op.type in ("Reshape", "Squeeze", "StridedSlice"):
@@ -190,6 +199,8 @@ def rows_alike(tensor: tf.Tensor, axis: int) -> bool:
     if op.type == "MatMul" and axis == -2:
         # Row i of a product is row i of the left matrix by the whole right matrix.
         return rows_alike(op.inputs[0], -1 if op.get_attr("transpose_a") else -2)
+    if op.type in _MATRICES and axis < -2:
+        return all(rows_alike(t, axis) for t in op.inputs)
     if op.type == "BiasAdd" and op.get_attr("data_format") == b"NHWC" and axis < -1:
         return rows_alike(op.inputs[0], axis)
     if op.type == "IdentityN":
@@ -199,6 +210,12 @@ def rows_alike(tensor: tf.Tensor, axis: int) -> bool:
         return rows_alike(op.inputs[_IMAGES[op.type]], axis)
     return False
 
+
+#: Ops on the matrices in the last two axes, each place of the axes before by itself.
+_MATRICES = frozenset(
+    """BatchMatMul BatchMatMulV2 BatchMatMulV3 Cholesky MatrixInverse
+    MatrixSolve MatrixTriangularSolve""".split()
+)
 
 #: By type of convolution: the input of images, one for each entry of axis 0.
 _IMAGES = {"Conv2D": 0, "Conv2DBackpropInput": 2}

@@ -28,7 +28,7 @@ from tfdpclip.accounting.releases import (
 )
 from tfdpclip.accounting.statement import PrivacyStatement, Spending
 from tfdpclip.correlated import NoiseMatrix
-from tfdpclip.sampling import events, used_schemes
+from tfdpclip.sampling import events, handed_out
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.poisson import Poisson
 
@@ -304,7 +304,7 @@ class Ledger(Spending):
         """
         self.reserve(steps)
         before, uncounted = releases_so_far(), uncounted_releases()
-        used = used_schemes.count()
+        used = handed_out.elements_released()
         self._in_block = True
         try:
             yield
@@ -319,7 +319,7 @@ class Ledger(Spending):
         for _, made, settings in found:
             self._compare_settings(made, settings)
         self._compare_steps(steps, releases_since(before))
-        self._compare_draws(used_schemes.since(used))
+        self._compare_draws(handed_out.schemes_since(used))
         for holder, _, settings in found:
             self._compare_outside(holder, settings, uncounted)
 

@@ -17,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip.sampling import used_schemes
 from tfdpclip.sampling.drawer import Drawer
 from tfdpclip.sampling.poisson import FullBatch
 
@@ -96,6 +95,9 @@ class DealtElement:
 
 
 _LOCK = threading.Lock()
+# The schemes of the elements that private steps used last, and how many there were.
+_USED: collections.deque[Any] = collections.deque(maxlen=_KEPT)
+_COUNT = [0]
 _TAKEN: collections.deque[DrawnElement] = collections.deque(maxlen=_KEPT)
 _DEALT: collections.deque[DealtElement] = collections.deque(maxlen=_KEPT)
 
@@ -175,7 +177,20 @@ def mark_released(element: DrawnElement) -> None:
     """Notes that a private step uses the element."""
     with _LOCK:
         element.released = True
-    used_schemes.note(element.scheme)
+        _USED.append(element.scheme)
+        _COUNT[0] += 1
+
+
+def elements_released() -> int:
+    """How many elements private steps have used."""
+    return _COUNT[0]
+
+
+def schemes_since(before: int) -> list[Any]:
+    """The schemes of the elements used since `elements_released` returned `before`."""
+    with _LOCK:
+        new = min(_COUNT[0] - before, len(_USED))
+        return list(_USED)[len(_USED) - new :]
 
 
 def candidate_elements() -> list[DrawnElement]:

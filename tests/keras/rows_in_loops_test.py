@@ -393,6 +393,59 @@ class TestTwoStepsOnOneDraw:
             with pytest.raises(PrivacyMismatchError, match="of one draw"):
                 made(x)
 
+    @pytest.mark.parametrize(
+        "scheme", [None, sampling.FixedSize(10, RECORDS)], ids=["poisson", "fixed"]
+    )
+    def test_so_is_an_element_of_a_list_that_is_used_again(self, scheme):
+        step = Counting()
+        made = tf.function(lambda x, y, w: step.take_step(x))
+        elements = list(batches(scheme))
+        for element in reversed(elements):
+            made(*element)
+        for element in elements:
+            with pytest.raises(PrivacyMismatchError, match="of one draw"):
+                made(*element)
+        assert step.optimizer.iterations.numpy() == len(elements)
+
+    def test_before_the_rest_of_the_list_is_used(self):
+        step = Counting()
+        made = tf.function(lambda x, y, w: step.take_step(x))
+        elements = list(batches(sampling.FixedSize(10, RECORDS)))
+        made(*elements[2])
+        with pytest.raises(PrivacyMismatchError, match="of one draw"):
+            made(*elements[2])
+        made(*elements[0])
+
+    def test_a_list_is_not_used_more_often_than_it_is_long(self):
+        step = Counting()
+        made = tf.function(lambda x, y, w: step.take_step(x))
+        elements = list(batches(sampling.FixedSize(10, RECORDS)))
+        # No tensor of an element is among the arguments.
+        for x, y, w in elements:
+            made(x + 1, y + 0, w + 0)
+        with pytest.raises(PrivacyMismatchError, match="of one draw"):
+            made(*(part + 0 for part in elements[0]))
+
+    def test_a_guess_that_was_wrong_is_taken_back(self):
+        step = Counting()
+        made = tf.function(lambda x, y, w: step.take_step(x))
+        elements = list(batches(sampling.FixedSize(10, RECORDS)))
+        made(*(part + 0 for part in elements[3]))
+        for element in elements[:3] + elements[4:]:
+            made(*element)
+        with pytest.raises(PrivacyMismatchError, match="of one draw"):
+            made(*elements[0])
+
+    def test_a_long_list_is_remembered(self):
+        step = Counting()
+        made = tf.function(lambda x, y, w: step.take_step(x))
+        data = batches(sampling.FixedSize(10, RECORDS))
+        elements = list(data.repeat(20))
+        for element in elements:
+            made(*element)
+        with pytest.raises(PrivacyMismatchError, match="of one draw"):
+            made(*elements[0])
+
     def test_of_all_records_each_is_a_step_like_any_other(self):
         step = Counting()
         made = tf.function(lambda x: step.take_step(x))
@@ -506,6 +559,79 @@ class TestStepsOfALedger:
         next(iter(data))
         self._ledger(data)
         assert data.next_step == data.steps_per_epoch
+
+    @pytest.mark.parametrize("begun", ["scheme", "others", "first"])
+    @pytest.mark.parametrize(
+        "scheme",
+        [
+            sampling.RandomAllocation(6),
+            sampling.ShuffledEpochs(10, RECORDS),
+            sampling.MinSeparation(RECORDS, 10),
+            sampling.CyclicPoisson(RECORDS, 0.1, 4),
+        ],
+        ids=lambda scheme: type(scheme).__name__,
+    )
+    def test_a_second_order_of_the_records_is_another_run(self, scheme, begun):
+        step = Counting()
+        made = tf.function(lambda x: step.take_step(x))
+        orders = [batches(scheme, seed=None) for _ in range(4)]
+        told = {"scheme": scheme, "others": orders[3], "first": orders[0]}[begun]
+        ledger = self._ledger(told)
+        for data in orders[:3]:
+            for x, _, _ in data.take(3):
+                with ledger.step():
+                    made(x)
+        assert ledger.steps == 9
+        assert [run for run in ledger.phases[-1].runs if run] == [3, 3, 3]
+
+    def test_of_an_order_that_was_begun_before_the_run_has_the_whole_epoch(self):
+        step = Counting()
+        made = tf.function(lambda x: step.take_step(x))
+        data = batches(sampling.RandomAllocation(6), seed=None).repeat()
+        elements = iter(data)
+        for _ in range(4):
+            next(elements)
+        ledger = self._ledger(data.scheme)
+        for _ in range(4):
+            x, _, _ = next(elements)
+            with ledger.step():
+                made(x)
+        # Steps 5 to 8 of the order are of two epochs.
+        assert (ledger.steps, ledger.phases[-1].runs) == (4, [8])
+
+    @pytest.mark.parametrize("begun", ["scheme", "first"])
+    def test_a_second_order_is_refused_where_noise_is_correlated(self, begun):
+        scheme = sampling.MinSeparation(RECORDS, 10)
+        matrix = dpc.correlated.SquareRootToeplitz(2)
+        dense = tf.keras.layers.Dense(1)
+        dense.build((None, 3))
+        optimizer = dpc.keras.DPSGD(
+            1.0,
+            clip=1.0,
+            noise_multiplier=1.0,
+            expected_batch_size=10,
+            noise=dpc.CorrelatedNoise(matrix, 12, scheme),
+        )
+
+        @tf.function
+        def made(x, y, w):
+            optimizer.minimize(dense(x)[:, 0], dense.trainable_variables)
+
+        first, second = batches(scheme, seed=None), batches(scheme, seed=None)
+        ledger = accounting.Ledger(1e-5)
+        ledger.begin(
+            noise_multiplier=1.0,
+            sampling=first if begun == "first" else scheme,
+            noise=matrix,
+            horizon=12,
+        )
+        for element in first:
+            with ledger.step():
+                made(*element)
+        with pytest.raises(PrivacyMismatchError, match="two objects that draw"):
+            with ledger.step():
+                made(*next(iter(second)))
+        assert "not counted" in str(ledger.statement())
 
     def test_elements_that_the_loop_holds_are_no_steps_left_out(self):
         data = sampling.RandomAllocation(6).batches(np.ones((RECORDS, 1)))

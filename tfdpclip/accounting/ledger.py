@@ -126,6 +126,8 @@ class Ledger(Spending):
         # other; the number before the run; and the steps that did not run.
         self._drawn: Callable[[], int] | None = None
         self._drawn_before, self._skipped = 0, 0
+        # The drawer of the run's elements, where their steps depend on each other.
+        self._order: Any = None
 
     @classmethod
     def open(
@@ -237,6 +239,7 @@ class Ledger(Spending):
         self._drawn = getattr(sampling, "_steps_drawn", None)
         if self._drawn is not None:
             self._drawn_before = self._drawn() - self.phases[-1].runs[-1]
+        self._order = getattr(sampling, "_order", None)
         for text in clip_assumptions(clip):
             self.assume(text)
         self._holder, self._compared, self._skipped = holder, (0, 0), 0
@@ -319,7 +322,9 @@ class Ledger(Spending):
         for _, made, settings in found:
             self._compare_settings(made, settings)
         self._compare_steps(steps, releases_since(before))
-        self._compare_draws(handed_out.schemes_since(used))
+        uses = handed_out.used_since(used)
+        self._compare_draws([use.scheme for use in uses])
+        self._compare_orders(uses)
         for holder, _, settings in found:
             self._compare_outside(holder, settings, uncounted)
 
@@ -341,6 +346,46 @@ class Ledger(Spending):
         raise PrivacyMismatchError(
             f"{problem} Begin with the batches of the loop: ledger.begin("
             "sampling=batches, ...)." + see("batches-drawn-another-way")
+        )
+
+    def _compare_orders(self, uses: list[handed_out.Use]) -> None:
+        """Counts steps of another order of the records as a run of their own.
+
+        Raises if the noise of the steps is correlated: no run bounds both orders.
+        """
+        for use in uses:
+            if use.scheme.independent_steps or use.order is self._order:
+                continue
+            phase, another = self._current(), self._order is not None
+            if another and phase.noise is not None:
+                # A step of this block is counted already.
+                if (phase.runs[-1] - 1) % (phase.horizon or 1):
+                    raise self._order_broken()
+            elif another:
+                phase.runs[-1] -= 1
+                phase.runs.append(1)
+                phase.trail.begin()
+            if phase.noise is None:
+                phase.add_idle_steps(use.place)
+            self._order, self._skipped, self._drawn = use.order, 0, None
+            drawer = use.order()
+            if use.step is not None and drawer is not None:
+                self._drawn_before = use.step + 1 - phase.runs[-1]
+                self._drawn = drawer.steps_drawn
+            self.save()
+
+    def _order_broken(self) -> PrivacyMismatchError:
+        """The error for a second order of the records within one noise matrix."""
+        problem = (
+            "The steps of one matrix of correlated noise used elements of two objects "
+            "that draw batches, so that two steps of a record came closer to each "
+            "other than the noise allows."
+        )
+        self.assume(f"something ran that is not counted: {problem}")
+        self.save()
+        return PrivacyMismatchError(
+            f"{problem} Make the batches once, before the loop over the epochs: "
+            "batches = scheme.batches(data)." + see("two-steps-on-one-draw")
         )
 
     def _outside(self, holder: str, uncounted: Mapping[str, int]) -> int:

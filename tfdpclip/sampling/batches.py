@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -282,7 +283,12 @@ class Batches(tf.data.Dataset):
         drawer = self._drawer.last
         if drawer.scheme.independent_steps or drawer.runs_ahead:
             return None
-        return lambda: -(-drawer.position // drawer.pieces)
+        return drawer.steps_drawn
+
+    @property
+    def _order(self) -> weakref.ref:
+        """A name of the order of the steps, for the ledger of a loop."""
+        return weakref.ref(self._drawer.last)
 
     def _begin_epoch(self, drawer: Drawer) -> None:
         if drawer.runs_ahead and drawer.delivered:

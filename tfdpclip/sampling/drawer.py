@@ -241,6 +241,15 @@ class Drawer:
         length = self.scheme.steps_per_epoch(self.source.size) * self.pieces
         self.position += (self._first_step * self.pieces - self.position) % length
 
+    def steps_drawn(self) -> int:
+        """The number of steps that were begun, in the order of the drawer."""
+        return -(-self.position // self.pieces)
+
+    def place_in_epoch(self, step: int) -> int:
+        """The number of steps before a step in its epoch, or pass over the records."""
+        length = self.scheme.steps_per_epoch(self.source.size)
+        return (step - self._first_step) % length
+
     def prepare(self) -> None:
         """Makes the records of the next step ready, before the step is counted.
 

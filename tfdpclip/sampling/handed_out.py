@@ -8,10 +8,12 @@ alone cannot tell records from the rows that fill an element up. The draw can.
 from __future__ import annotations
 
 import collections
+import sys
 import threading
+import types
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -20,8 +22,25 @@ from tfdpclip import _tf_private
 from tfdpclip.sampling.drawer import Drawer
 from tfdpclip.sampling.poisson import FullBatch
 
-# How many elements to remember: the steps of earlier elements are long done.
-_KEPT = 64
+# How many elements to remember: the steps of earlier elements are long done, unless the
+# program holds the elements.
+_KEPT, _HELD = 64, 4096
+
+
+class Use(NamedTuple):
+    """A private step's use of an element.
+
+    Attributes:
+      scheme: the scheme that drew the element.
+      order: the drawer, by a weak reference.
+      step: the number of the element's step in the order; None where it is not known.
+      place: the number of steps of the same epoch before it.
+    """
+
+    scheme: Any
+    order: weakref.ref
+    step: int | None
+    place: int
 
 
 class DrawnElement:
@@ -35,7 +54,8 @@ class DrawnElement:
       records: whether each place for a record was drawn, `[capacity]`, boolean.
       rows_each: consecutive rows of a record.
       released: whether a private step used the element.
-      scheme: the scheme that drew the element.
+      guessed: whether that step may have used another element at hand.
+      use: the use by a private step, for a ledger.
       once: whether a second private step would cost more than the accounting covers.
       specs: the specs of the element's tensors, flat.
       weights: the number of weight tensors; they are the last tensors.
@@ -48,8 +68,8 @@ class DrawnElement:
             [w.reshape([len(w) // self.rows_each, -1]).any(axis=1) for w in weights],
             axis=0,
         )
-        self.released = False
-        self.scheme = drawer.scheme
+        self.released = self.guessed = False
+        self.use = _use_of(drawer)
         self.once = not isinstance(drawer.scheme, FullBatch)
         tensors = _tensors_of(element)
         self.specs = [tf.TensorSpec.from_tensor(tensor) for tensor in tensors]
@@ -69,6 +89,25 @@ class DrawnElement:
         False for elements of batches that no longer exist.
         """
         return not self.released and self._drawer() is not None
+
+    def has_any(self, tensors: set[int]) -> bool:
+        """Whether a tensor of the element is among objects, given by their `id`."""
+        return any(
+            id(t) in tensors for t in map(_referent, self._tensors) if t is not None
+        )
+
+
+def _referent(reference: weakref.ref) -> Any:
+    return reference()
+
+
+def _use_of(drawer: Drawer) -> Use:
+    """The use of the element that the drawer has just handed out."""
+    scheme, order = drawer.scheme, weakref.ref(drawer)
+    if scheme.independent_steps or drawer.runs_ahead:
+        return Use(scheme, order, None, 0)
+    step = (drawer.position - 1) // drawer.pieces
+    return Use(scheme, order, step, drawer.place_in_epoch(step))
 
 
 class DealtElement:
@@ -95,10 +134,10 @@ class DealtElement:
 
 
 _LOCK = threading.Lock()
-# The schemes of the elements that private steps used last, and how many there were.
-_USED: collections.deque[Any] = collections.deque(maxlen=_KEPT)
+# The elements that private steps used last, and how many there were.
+_USED: collections.deque[Use] = collections.deque(maxlen=_KEPT)
 _COUNT = [0]
-_TAKEN: collections.deque[DrawnElement] = collections.deque(maxlen=_KEPT)
+_TAKEN: collections.deque[DrawnElement] = collections.deque(maxlen=_HELD)
 _DEALT: collections.deque[DealtElement] = collections.deque(maxlen=_KEPT)
 
 
@@ -118,7 +157,10 @@ def remember_elements(iterator: Iterator, drawer: Drawer) -> Iterator:
 
 def _note_taken(taken: DrawnElement) -> None:
     with _LOCK:
-        for old in [e for e in _TAKEN if not (e.held or e.waits)]:
+        loose = [e for e in _TAKEN if not e.held]
+        waiting = [e for e in loose if e.waits]
+        kept = {id(e) for e in waiting[-_KEPT:]}
+        for old in [e for e in loose if id(e) not in kept]:
             _TAKEN.remove(old)
         _TAKEN.append(taken)
 
@@ -176,30 +218,81 @@ def _tensors_of(element: tuple) -> list[tf.Tensor]:
 def mark_released(element: DrawnElement) -> None:
     """Notes that a private step uses the element."""
     with _LOCK:
-        element.released = True
-        _USED.append(element.scheme)
+        element.released, element.guessed = True, False
+        _USED.append(element.use)
         _COUNT[0] += 1
 
 
+def mark_one_released(elements: Sequence[DrawnElement]) -> None:
+    """Notes that a private step uses one of several elements, not known which."""
+    with _LOCK:
+        for element in elements:
+            if not element.released:
+                element.released = element.guessed = True
+                return
+
+
+def mark_other_released(element: DrawnElement) -> bool:
+    """Takes back a guess: the step used another element at hand.
+
+    Returns:
+      False if the element itself was used, or no other element can have been.
+    """
+    with _LOCK:
+        found = [e for e in _TAKEN if e.held and not e.released]
+        if not element.guessed or not found:
+            return False
+        found[0].released = found[0].guessed = True
+        element.released = element.guessed = False
+        return True
+
+
+def tensors_of_call() -> set[int]:
+    """The `id` of all objects that TensorFlow's function was called with.
+
+    For code that runs while TensorFlow prepares the call of a function.
+    """
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None and not _is_of_tensorflow(frame):
+        frame = frame.f_back
+    found: set[int] = set()
+    while frame is not None and _is_of_tensorflow(frame):
+        given = [frame.f_locals.get(name) for name in _GIVEN]
+        found |= {id(part) for part in tf.nest.flatten(given, expand_composites=True)}
+        frame = frame.f_back
+    return found
+
+
+# Names of the arguments of a call in TensorFlow's code.
+_GIVEN = ("args", "kwargs", "kwds")
+
+
+def _is_of_tensorflow(frame: types.FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith("tensorflow.")
+
+
 def elements_released() -> int:
-    """How many elements private steps have used."""
+    """How many known elements private steps have used."""
     return _COUNT[0]
 
 
-def schemes_since(before: int) -> list[Any]:
-    """The schemes of the elements used since `elements_released` returned `before`."""
+def used_since(before: int) -> list[Use]:
+    """The elements used since `elements_released` returned `before`."""
     with _LOCK:
         new = min(_COUNT[0] - before, len(_USED))
         return list(_USED)[len(_USED) - new :]
 
 
 def candidate_elements() -> list[DrawnElement]:
-    """The elements that the next step may use.
+    """The elements that the next step may use, used or not.
 
     Elements with live tensors come first; if there are none (a step may get tensors
-    computed from an element), all unused elements. Among these, unused elements come
-    first; if all are used, all are returned.
+    computed from an element), all unused elements.
     """
     with _LOCK:
-        found = [e for e in _TAKEN if e.held] or [e for e in _TAKEN if e.waits]
-        return [e for e in found if not e.released] or found
+        return [e for e in _TAKEN if e.held] or [e for e in _TAKEN if e.waits]
+
+
+def unused_first(elements: Sequence[DrawnElement]) -> list[DrawnElement]:
+    """The unused ones of the elements; if all are used, all of them."""
+    return [e for e in elements if not e.released] or list(elements)

@@ -470,7 +470,7 @@ def _weights_given(graph: Any) -> list[tf.Tensor] | None:
         place = tf.distribute.get_replica_context().replica_id_in_sync_group
         given = given[int(tf.get_static_value(place)) :: _replicas()]
     places = range(len(given) + 1)
-    taken = handed_out.candidate_elements()
+    taken = handed_out.unused_first(handed_out.candidate_elements())
     for part in (given[start:end] for start in places for end in places[start + 2 :]):
         if found := _weights_among(part):
             return found[0]
@@ -522,7 +522,10 @@ def _masks(
         if records not in (None, len(given)):
             raise LossStructureError(_OTHER_ROWS)
         return given[np.newaxis]
-    found = [e for e in handed_out.candidate_elements() if e.rows_each == rows_each]
+    taken = handed_out.candidate_elements()
+    named = _named_element(taken) if use.releases else None
+    _refuse_used(named)
+    found = [e for e in handed_out.unused_first(taken) if e.rows_each == rows_each]
     if records is not None:
         _refuse_repeated_rows(found, records)
         found = _of_length(found, records, use.adds_up, told_apart)
@@ -538,9 +541,34 @@ def _masks(
         )
     if use.releases and all(e.released and e.once for e in found):
         raise PrivacyMismatchError(_TWICE)
-    if use.releases and len(found) == 1:
-        handed_out.mark_released(found[0])
+    if use.releases:
+        _release(found, named)
     return np.stack(list(masks.values()))
+
+
+def _named_element(taken: Sequence[Any]) -> Any:
+    """The element among several whose tensors the step was called with, or None."""
+    if len(taken) < 2:
+        return None
+    given = handed_out.tensors_of_call()
+    named = [element for element in taken if element.has_any(given)]
+    return named[0] if len(named) == 1 else None
+
+
+def _refuse_used(named: Any) -> None:
+    """Raises if a private step used the element, unless that was a guess."""
+    if named is None or not (named.released and named.once):
+        return
+    if not handed_out.mark_other_released(named):
+        raise PrivacyMismatchError(_TWICE)
+
+
+def _release(found: Sequence[Any], named: Any) -> None:
+    """Notes the use of the element by a private step, or of one of several."""
+    if named is not None or len(found) == 1:
+        handed_out.mark_released(found[0] if named is None else named)
+    else:
+        handed_out.mark_one_released(found)
 
 
 def _of_length(

@@ -189,11 +189,35 @@ def test_composition_counts_the_runs_that_were_made(tmp_path):
     path = tmp_path / "grid.csv"
     some = run_grid(GRID, score, path=path, plan=plan, delta=1e-5, max_runs=3)
     points = list(GRID)
-    assert some.statement == search_privacy([plan(p) for p in points[:3]], 1e-5)
+    without_file = search_privacy([plan(p) for p in points[:3]], 1e-5)
+    assert some.statement.epsilon == without_file.epsilon
     every = run_grid(GRID, score, path=path, plan=plan, delta=1e-5)
-    assert every.statement == search_privacy([plan(p) for p in points], 1e-5)
+    every_run = search_privacy([plan(p) for p in points], 1e-5)
+    assert every.statement.epsilon == every_run.epsilon
     assert every.statement.epsilon > some.statement.epsilon
     assert "composition of 24 runs" in str(every)
+
+
+def test_runs_of_an_earlier_grid_in_the_file_count(tmp_path):
+    coarse = Grid(
+        [0.1, "automatic"], [64, "full"], [0.01, 0.1], others={"tied": [True]}
+    )
+    fine = Grid([0.1, 0.2], [64], [0.1], others={"tied": [True, False]})
+    run_grid(coarse, Counting(lambda point: 1.0), path=tmp_path / "runs.csv")
+    result = run_grid(
+        fine, lambda point: 1.0, path=tmp_path / "runs.csv", plan=plan, delta=1e-5
+    )
+    assert len(result.rows) == 4
+    of_both = [*coarse, *(p for p in fine if p.settings() not in settings_of(coarse))]
+    assert len(of_both) == 8 + 3
+    expected = search_privacy([plan(point) for point in of_both], 1e-5)
+    assert result.statement.epsilon == pytest.approx(expected.epsilon)
+    assert "composition of 11 runs" in str(result.statement)
+    assert "interrupted" in str(result.statement)
+
+
+def settings_of(grid):
+    return [point.settings() for point in grid]
 
 
 def test_random_stopping(tmp_path):

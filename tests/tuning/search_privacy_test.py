@@ -189,6 +189,39 @@ def test_runs_without_noise_are_not_private():
         assert "was not private: a run has no noise" in str(found)
 
 
+def ledger_of(unit):
+    ledger = accounting.Ledger(DELTA)
+    ledger.begin(noise_multiplier=2.0, sampling=Poisson(0.01), unit=unit)
+    ledger.record(10)
+    return ledger
+
+
+def test_people_and_examples_are_not_put_together():
+    people, examples = ledger_of("person"), ledger_of("example")
+    of_people = TrainingPlan(Poisson(0.01), 2.0, 10, unit="person")
+    for plans, spent in (
+        ([people, examples], None),
+        ([PLAN], people),
+        ([of_people, examples], None),
+    ):
+        with pytest.raises(ValueError, match="protect people"):
+            search_privacy(plans, DELTA, spent=spent)
+    told = search_privacy([people, of_people], DELTA)
+    assert told.unit == "one person, whose examples are clipped together"
+    assert told.unit in str(told)
+
+
+def test_a_run_counts_with_its_unit():
+    of_batches = TrainingPlan(Poisson(0.01), 2.0, 100, unit="batch")
+    halved = TrainingPlan(Poisson(0.01), 1.0, 100)
+    stopping = RandomStopping(3.0)
+    for search in (None, stopping):
+        told = [search_privacy([p], DELTA, search) for p in (of_batches, halved)]
+        assert told[0].epsilon == pytest.approx(told[1].epsilon)
+    with pytest.raises(ValueError, match="unit"):
+        TrainingPlan(Poisson(0.01), 2.0, 100, unit="row")
+
+
 def test_bad_arguments():
     for bad in (math.nan, -1.0, 0.0, 0.5, 1.0, True, "x"):
         with pytest.raises(ValueError, match="mean"):

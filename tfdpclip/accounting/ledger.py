@@ -28,7 +28,8 @@ from tfdpclip.accounting.releases import (
 )
 from tfdpclip.accounting.statement import PrivacyStatement, Spending
 from tfdpclip.correlated import NoiseMatrix
-from tfdpclip.sampling import events, handed_out
+from tfdpclip.sampling import events
+from tfdpclip.sampling import uses as element_uses
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.poisson import Poisson
 
@@ -307,7 +308,7 @@ class Ledger(Spending):
         """
         self.reserve(steps)
         before, uncounted = releases_so_far(), uncounted_releases()
-        used = handed_out.elements_released()
+        used = element_uses.elements_used()
         self._in_block = True
         try:
             yield
@@ -322,7 +323,7 @@ class Ledger(Spending):
         for _, made, settings in found:
             self._compare_settings(made, settings)
         self._compare_steps(steps, releases_since(before))
-        uses = handed_out.used_since(used)
+        uses = element_uses.used_since(used)
         self._compare_draws([use.scheme for use in uses])
         self._compare_orders(uses)
         for holder, _, settings in found:
@@ -348,7 +349,7 @@ class Ledger(Spending):
             "sampling=batches, ...)." + see("batches-drawn-another-way")
         )
 
-    def _compare_orders(self, uses: list[handed_out.Use]) -> None:
+    def _compare_orders(self, uses: list[element_uses.Use]) -> None:
         """Counts steps of another order of the records as a run of their own.
 
         Raises if the noise of the steps is correlated: no run bounds both orders.

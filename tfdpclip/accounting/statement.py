@@ -292,6 +292,12 @@ class Spending:
             assumptions.append(
                 "other records keep their groups when one record comes or goes"
             )
+        units = {phase.unit for phase in self.phases}
+        if "client" in units and len(units) > 1:
+            assumptions.append(
+                "a client is one example in the phases that clip examples: a client "
+                "with several examples there is not covered as a whole"
+            )
         assumptions += self.notes
         if self.reserved:
             assumptions.append(
@@ -306,7 +312,7 @@ class Spending:
             epsilon=epsilon,
             delta=self.delta,
             relation=events.RELATION_NAMES[first.sampling.neighboring_relation],
-            unit=" then ".join(_unique(_unit_words(p) for p in self.phases)),
+            unit=" then ".join(_unique(unit_in_words(p) for p in self.phases)),
             steps=self.steps + self.reserved,
             noise_multipliers=_unique(p.noise_multiplier for p in self.phases),
             sampling=_unique(p.sampling.describe() for p in self.phases),
@@ -330,7 +336,8 @@ class Spending:
         return attack_bounds_of(epsilon, self.delta)
 
 
-def _unit_words(phase) -> str:
+def unit_in_words(phase: Any) -> str:
+    """The unit of privacy of steps with a `sampling` and a `unit`."""
     if isinstance(phase.sampling, CappedPoisson):
         return "one person, whose examples are drawn and clipped one by one"
     return {

@@ -13,34 +13,19 @@ import threading
 import types
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _tf_private
+from tfdpclip.sampling import uses
 from tfdpclip.sampling.drawer import Drawer
 from tfdpclip.sampling.poisson import FullBatch
 
 # How many elements to remember: the steps of earlier elements are long done, unless the
 # program holds the elements.
 _KEPT, _HELD = 64, 4096
-
-
-class Use(NamedTuple):
-    """A private step's use of an element.
-
-    Attributes:
-      scheme: the scheme that drew the element.
-      order: the drawer, by a weak reference.
-      step: the number of the element's step in the order; None where it is not known.
-      place: the number of steps of the same epoch before it.
-    """
-
-    scheme: Any
-    order: weakref.ref
-    step: int | None
-    place: int
 
 
 class DrawnElement:
@@ -101,13 +86,13 @@ def _referent(reference: weakref.ref) -> Any:
     return reference()
 
 
-def _use_of(drawer: Drawer) -> Use:
+def _use_of(drawer: Drawer) -> uses.Use:
     """The use of the element that the drawer has just handed out."""
     scheme, order = drawer.scheme, weakref.ref(drawer)
     if scheme.independent_steps or drawer.runs_ahead:
-        return Use(scheme, order, None, 0)
+        return uses.Use(scheme, order, None, 0)
     step = (drawer.position - 1) // drawer.pieces
-    return Use(scheme, order, step, drawer.place_in_epoch(step))
+    return uses.Use(scheme, order, step, drawer.place_in_epoch(step))
 
 
 class DealtElement:
@@ -134,9 +119,6 @@ class DealtElement:
 
 
 _LOCK = threading.Lock()
-# The elements that private steps used last, and how many there were.
-_USED: collections.deque[Use] = collections.deque(maxlen=_KEPT)
-_COUNT = [0]
 _TAKEN: collections.deque[DrawnElement] = collections.deque(maxlen=_HELD)
 _DEALT: collections.deque[DealtElement] = collections.deque(maxlen=_KEPT)
 
@@ -219,8 +201,7 @@ def mark_released(element: DrawnElement) -> None:
     """Notes that a private step uses the element."""
     with _LOCK:
         element.released, element.guessed = True, False
-        _USED.append(element.use)
-        _COUNT[0] += 1
+    uses.note_use(element.use)
 
 
 def mark_one_released(elements: Sequence[DrawnElement]) -> None:
@@ -269,18 +250,6 @@ _GIVEN = ("args", "kwargs", "kwds")
 
 def _is_of_tensorflow(frame: types.FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith("tensorflow.")
-
-
-def elements_released() -> int:
-    """How many known elements private steps have used."""
-    return _COUNT[0]
-
-
-def used_since(before: int) -> list[Use]:
-    """The elements used since `elements_released` returned `before`."""
-    with _LOCK:
-        new = min(_COUNT[0] - before, len(_USED))
-        return list(_USED)[len(_USED) - new :]
 
 
 def candidate_elements() -> list[DrawnElement]:

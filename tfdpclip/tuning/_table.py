@@ -55,6 +55,16 @@ class Table:
         """Whether a run with these settings is there."""
         return tuple(key(settings, self.columns)) in self._rows
 
+    @property
+    def in_file(self) -> bool:
+        """Whether there is a file, from which an interrupted search continues."""
+        return self._path is not None
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows."""
+        return list(self._rows.values())
+
     def matching(self, settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The rows of these settings that are there, in this order."""
         keys = [tuple(key(one, self.columns)) for one in settings]

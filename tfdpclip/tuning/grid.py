@@ -27,6 +27,11 @@ from tfdpclip.tuning.search_privacy import (
     search_privacy,
 )
 
+_INTERRUPTED = (
+    "nothing is released of a run that was interrupted, and made again: a run counts "
+    "when its row is written"
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class GridPoint:
@@ -167,7 +172,8 @@ def run_grid(
       grid: the settings to try.
       run: ``run(point)`` trains and returns the score, or several by name. Runs that
         diverge may return NaN, which counts as the worst.
-      path: a CSV file to write and to continue from.
+      path: a CSV file to write and to continue from. Runs of earlier grids in the file
+        count in the statement, too.
       metric: the name of a score that is a single number, and the score to compare by.
       maximize: whether more is better.
       plan: ``plan(point)`` returns the privacy of the run at that point: its sampling,
@@ -303,9 +309,26 @@ def _state_privacy(
                 statement, not_private=(*statement.not_private, missing)
             )
         return statement
-    ran = {tuple(_table.key(row, table.columns)) for row in rows}
-    done = [p for p in points if tuple(_table.key(p.settings(), table.columns)) in ran]
-    return search_privacy([plan(p) for p in done or points], delta, spent=spent)
+    # All that ran, also of earlier grids in the same file.
+    done = [_point_of(row, grid, points) for row in table.rows]
+    statement = search_privacy([plan(p) for p in done or points], delta, spent=spent)
+    if not table.in_file:
+        return statement
+    return dataclasses.replace(
+        statement, assumptions=(*statement.assumptions, _INTERRUPTED)
+    )
+
+
+def _point_of(row: Mapping[str, Any], grid: Grid, points) -> GridPoint:
+    """The settings of a run in the table."""
+    columns = _columns(grid, None)
+    for point in points:
+        if _table.key(point.settings(), columns) == _table.key(row, columns):
+            return point
+    others = {name: row[name] for name in grid.others}
+    return GridPoint(
+        row["clip_norm"], row["batch_size"], row["learning_rate"], row["seed"], others
+    )
 
 
 def _columns(grid: Grid, draws) -> list[str]:

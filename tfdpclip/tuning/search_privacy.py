@@ -13,7 +13,7 @@ from scipy import optimize
 
 from tfdpclip import _arguments
 from tfdpclip.accounting import Ledger, _rdp, event_epsilon
-from tfdpclip.accounting.statement import CHOICE
+from tfdpclip.accounting.statement import CHOICE, unit_in_words
 from tfdpclip.sampling import SamplingScheme, events
 
 _MOST_RUNS = 10**6
@@ -27,6 +27,8 @@ class TrainingPlan:
       sampling: a scheme of `tfdpclip.sampling`.
       noise_multiplier: z.
       steps: number of steps.
+      unit: the object that is clipped, as of the optimizer: `"example"`, `"person"`,
+        `"client"`, `"batch"` or `"group"`.
 
     Raises:
       ValueError: if an argument is out of range.
@@ -39,6 +41,7 @@ class TrainingPlan:
     sampling: SamplingScheme
     noise_multiplier: float
     steps: int
+    unit: str = "example"
 
     def __post_init__(self):
         if not isinstance(self.sampling, SamplingScheme):
@@ -50,11 +53,12 @@ class TrainingPlan:
         z = _arguments.non_negative("noise_multiplier", self.noise_multiplier)
         object.__setattr__(self, "noise_multiplier", z)
         object.__setattr__(self, "steps", _arguments.integer("steps", self.steps))
+        _arguments.choice("unit", self.unit, events.UNITS)
 
     @property
     def event(self) -> dp_accounting.DpEvent:
         """The run as a `dp_accounting` event."""
-        return self.sampling.event(self.noise_multiplier, self.steps)
+        return self.sampling.event(self.noise_multiplier, self.steps, unit=self.unit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +160,7 @@ class SearchStatement:
       single_epsilon: the largest epsilon of a single run; the search costs more.
       assumptions: the conditions of the claim.
       not_private: the reasons if the search is not private.
+      unit: the unit of privacy, in words.
     """
 
     epsilon: float
@@ -165,6 +170,7 @@ class SearchStatement:
     single_epsilon: float
     assumptions: tuple[str, ...] = ()
     not_private: tuple[str, ...] = ()
+    unit: str = ""
 
     def __str__(self) -> str:
         if self.not_private:
@@ -174,7 +180,8 @@ class SearchStatement:
                 f"the search, with all its runs, is ({self.epsilon:.4g}, "
                 f"{self.delta:.4g})-differentially private."
             ]
-        rows = [("neighbours", self.relation), ("method", self.method)]
+        rows = [("neighbours", self.relation), ("unit", self.unit)]
+        rows.append(("method", self.method))
         if math.isfinite(self.single_epsilon):
             rows.append(("one run", f"epsilon {self.single_epsilon:.4g} at the most"))
         lines += [f"  {name + ':':<12} {text}" for name, text in rows if text]
@@ -233,7 +240,8 @@ def search_privacy(
 
     Raises:
       ValueError: if there are no plans, or they have different neighbouring relations,
-        a ledger is empty or stands for a random run, or `delta` is out of range.
+        only some are about people, a ledger is empty or stands for a random run, or
+        `delta` is out of range.
 
     >>> from tfdpclip.sampling import Poisson
     >>> plan = TrainingPlan(Poisson(0.01), 2.0, 1000)
@@ -265,7 +273,8 @@ def search_privacy(
     check_spent(spent)
     before = spent.phases if spent is not None else []
     phases = [phase for ledger in ledgers for phase in ledger.phases]
-    relation = _common_relation(runs, phases, before)
+    parts = [*runs, *phases, *before]
+    relation = _common_relation(parts)
     distinct = list(dict.fromkeys(run.event for run in runs))
     made = [ledger.event() for ledger in ledgers]
     past = [spent.event()] if spent is not None and before else []
@@ -299,13 +308,20 @@ def search_privacy(
         single_epsilon=single,
         assumptions=tuple(assumptions),
         not_private=reasons,
+        unit=" then ".join(dict.fromkeys(unit_in_words(part) for part in parts)),
     )
 
 
-def _common_relation(runs, phases, before) -> dp_accounting.NeighboringRelation:
+def _common_relation(parts) -> dp_accounting.NeighboringRelation:
     """The neighbouring relation of all runs; raises ValueError if there are several."""
-    schemes = [part.sampling for part in (*runs, *phases, *before)]
-    relations = {scheme.neighboring_relation for scheme in schemes}
+    if len({part.unit == "person" for part in parts}) > 1:
+        raise ValueError(
+            "plans: some of the runs, or of earlier training in spent, protect people "
+            "with all their examples, and the rest single examples, which cannot be "
+            "put together. Give all of them per_person, and TrainingPlan(..., "
+            'unit="person").'
+        )
+    relations = {part.sampling.neighboring_relation for part in parts}
     if len(relations) > 1:
         raise ValueError(
             "plans: the runs, and earlier training in spent, have different "

@@ -18,7 +18,7 @@ from tfdpclip.accounting.statement import PrivacyStatement
 from tfdpclip.keras import _compat
 from tfdpclip.keras.matrix_run import MatrixRun
 from tfdpclip.keras.public_metrics import PublicMetrics
-from tfdpclip.keras.watching import adapted_layers, seeded_layers
+from tfdpclip.keras.watching import adapted_layers, choosing_callbacks, seeded_layers
 from tfdpclip.keras.watching.agreement import Agreement
 from tfdpclip.keras.watching.draw_check import DrawCheck
 from tfdpclip.keras.watching.executions import Executions, refuse_overrun
@@ -247,7 +247,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             noise_multiplier=self._z, change=self._allow_change, **self._phase
         )
         self._run.note_phase()
-        for found in (adapted_layers, seeded_layers):
+        for found in (adapted_layers, seeded_layers, choosing_callbacks):
             for text in found.assumptions_about(self.model):
                 self._ledger.assume(text)
         if self._allow_outside_updates:

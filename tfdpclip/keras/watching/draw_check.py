@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import math
-import types
 import warnings
 from typing import Any
 
@@ -19,6 +17,7 @@ from tfdpclip.keras.loss_shapes import (
     refuse_texts,
     refuse_unknown_ids,
 )
+from tfdpclip.keras.watching.choosing_callbacks import calling_fit
 from tfdpclip.keras.watching.executions import runs_eagerly
 from tfdpclip.keras.watching.step_history import history_of
 from tfdpclip.sampling.base import SamplingScheme
@@ -27,14 +26,6 @@ from tfdpclip.sampling.drawer import DRAWERS, DrawObserver
 
 # With an expected batch size below this, over one step in a thousand draws no example.
 _FEW = 7
-
-
-def _calling_fit() -> types.FrameType | None:
-    """The frame of the running call of `fit`, or None."""
-    frame: types.FrameType | None = inspect.currentframe()
-    while frame is not None and frame.f_code.co_name != "fit":
-        frame = frame.f_back
-    return frame
 
 
 class DrawCheck:
@@ -113,7 +104,7 @@ class DrawCheck:
         # sizes there. A user's own training function may use XLA, too. Eager code sees
         # the number of rows as a static shape, which is taken to be public. Where a
         # batch is clipped as a whole, rows of weight 0 enter its mean.
-        during = _calling_fit()
+        during = calling_fit()
         as_drawn = (
             self.drawer.varies
             and during is not None

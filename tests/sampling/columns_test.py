@@ -446,3 +446,54 @@ class TestRecordsOfSeveralShapes:
         monkeypatch.setattr(sampling.sources.time, "monotonic", lambda: next(clock))
         sampling.Poisson(0.1).batches(Counted(*rows))
         assert len(set(seen)) < 10
+
+
+class TestRowsOfFramesGoTogether:
+    def frame(self):
+        pandas = pytest.importorskip("pandas")
+        return pandas.DataFrame({"a": range(9), "id": range(9)})
+
+    def draw(self, x, y=None, people=None):
+        scheme = sampling.Poisson(0.5)
+        options = {} if people is None else {"people": people, "per_person": 1}
+        return scheme.batches(x if y is None else (x, y), **options)
+
+    def test_another_order_is_refused(self):
+        frame = self.frame()
+        moved = frame[["a"]].sample(frac=1.0, random_state=1)
+        with pytest.raises(ValueError, match="rows of people have another order"):
+            self.draw(moved, people=frame["id"])
+        with pytest.raises(ValueError, match=r"rows of y .* y\.loc\[x\.index\]"):
+            self.draw(moved, frame["a"])
+        with pytest.raises(ValueError, match=r"rows of x\['b'\] have another"):
+            self.draw({"a": frame["a"], "b": moved["a"]})
+
+    def test_other_rows_are_refused(self):
+        frame = self.frame().iloc[::-1]
+        with pytest.raises(ValueError, match="or are others"):
+            self.draw(frame[["a"]][:5], frame["a"][2:7])
+
+    def test_rows_that_go_together_pass(self):
+        frame = self.frame()
+        moved = frame.sample(frac=1.0, random_state=1)
+        some = frame[frame["a"] % 2 == 0]
+        self.draw(moved[["a"]], moved["a"], moved["id"])
+        self.draw(moved[["a"]], frame["a"].loc[moved.index])
+        self.draw(moved[["a"]], frame["a"].to_numpy())
+        self.draw(some[["a"]].reset_index(), some["a"])
+        self.draw(frame[["a"]].set_index(frame["a"] + 100), frame["a"])
+
+    def test_of_private_statistics_too(self):
+        frame = self.frame()
+        moved = frame.sample(frac=1.0, random_state=1)
+        statistics = dpc.keras.PrivateStatistics(
+            1.0, 1e-5, examples=9, releases=3, people=frame["id"]
+        )
+        for release in (
+            lambda: statistics.moments(moved["a"], low=0, high=9),
+            lambda: statistics.vocabulary(moved["a"]),
+        ):
+            with pytest.raises(ValueError, match="rows of values have another order"):
+                release()
+        assert statistics.left == 3
+        statistics.moments(frame["a"], low=0, high=9)

@@ -22,7 +22,7 @@ from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.plan_arguments import check_accountant, check_facts
 from tfdpclip.noise import GaussianNoise
 from tfdpclip.sampling import FullBatch, SamplingScheme, ThresholdedCounts
-from tfdpclip.sampling.columns import GAPS
+from tfdpclip.sampling.columns import GAPS, refuse_other_rows
 from tfdpclip.sampling.people import checked_ids
 
 # The part of delta that the thresholds of all vocabularies may use together.
@@ -151,6 +151,7 @@ class PrivateStatistics(ShownAsText):
         )
         self._owners = None
         self._unit, self._record = "example", "record"
+        self._people: Any = None
         if people is not None:
             self._own(people)
         self.left = self._releases = _arguments.integer("releases", releases, 1)
@@ -169,6 +170,7 @@ class PrivateStatistics(ShownAsText):
     def _own(self, people: Any) -> None:
         """Takes the person of each row."""
         self._unit, self._record = "person", "person"
+        self._people = people
         ids = checked_ids(people)
         _, owners, counts = np.unique(ids, return_inverse=True, return_counts=True)
         if len(counts) != self._examples:
@@ -204,6 +206,7 @@ class PrivateStatistics(ShownAsText):
           ValueError: If the data are not `examples` numbers (for NaN, fill in a public
             value), the bounds are not in order, or no release is left.
         """
+        refuse_other_rows([("people", self._people), ("values", values)])
         columns, names = _numbers(values)
         self._check_count(len(columns))
         shape = columns.shape[1:]
@@ -255,6 +258,7 @@ class PrivateStatistics(ShownAsText):
         if most is not None:
             most = _arguments.integer("most", most, 1)
         counts: dict[Any, int] = {}
+        refuse_other_rows([("people", self._people), ("values", values)])
         records = _records(values)
         self._check_count(len(records))
         owners = range(len(records)) if self._owners is None else self._owners

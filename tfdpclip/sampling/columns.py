@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,42 @@ def as_column(value: Any, name: str) -> np.ndarray:
             stacklevel=2,
         )
     return column
+
+
+def refuse_other_rows(named: Iterable[tuple[str, Any]]) -> None:
+    """Raises if frames and columns of pandas have their rows in different orders.
+
+    Rows go together by their places. Labels in another order show that rows that go
+    together are at different places; labels from 0 on may have been made anew.
+
+    Args:
+      named: the name of each array in messages, and the array.
+    """
+    first: tuple[str, Any] | None = None
+    for name, value in named:
+        if not (hasattr(value, "iloc") and hasattr(value, "index")):
+            continue
+        if first is None:
+            first = name, value.index
+            continue
+        index, other = value.index, first[1]
+        if len(index) != len(other) or index.equals(other):
+            continue
+        shared = index.isin(other)
+        alike = shared.all() and other.isin(index).all()
+        made = _is_counted(index) or _is_counted(other)
+        if alike or (shared.any() and not made):
+            raise ValueError(
+                f"data: the rows of {name} have another order, or are others, than the "
+                f"rows of {first[0]}: their indices differ, and rows go together by "
+                f"their places. Write {name}.loc[{first[0]}.index]; or, if the places "
+                f"are right, {name}.to_numpy()." + see("records-of-several-rows")
+            )
+
+
+def _is_counted(index: Any) -> bool:
+    """Whether an index is 0, 1, 2, ..., as of a frame that was made anew."""
+    return index.dtype.kind in "iu" and np.array_equal(index, np.arange(len(index)))
 
 
 def as_array(value: Any, name: str) -> np.ndarray:

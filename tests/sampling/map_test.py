@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests import stack
-from tfdpclip import sampling
+from tfdpclip import accounting, sampling
 from tfdpclip.sampling import provenance, record_map, refusals
 
 _RECORDS = 60
@@ -351,3 +351,42 @@ class TestMethodsOfDatasets:
         assert provenance.drawers_of(tf.data.Dataset.zip((batches, derived))) == [
             batches._drawer
         ]
+
+
+GENERATOR = tf.random.Generator.from_seed(1)
+SEEDED = {
+    "an op": lambda x: x + tf.random.normal(x.shape, seed=5),
+    "a generator": lambda x: x + GENERATOR.normal(x.shape),
+    "a branch": lambda x: tf.cond(
+        x[0] > 0, lambda: x, lambda: x + tf.random.uniform(x.shape, seed=2)
+    ),
+}
+
+
+@pytest.mark.parametrize("function", SEEDED.values(), ids=SEEDED)
+def test_the_seed_of_random_numbers_is_an_assumption(function):
+    mapped = sampling.Poisson(0.1).batches(np.zeros((40, 3), "float32")).map(function)
+    assert any("seed of the random numbers" in text for text in mapped.assumptions)
+
+
+UNSEEDED = {
+    "an op": lambda x: x + tf.random.normal(x.shape),
+    "one seed for all": lambda x: x + tf.random.stateless_normal(x.shape, [1, 2]),
+    "none": lambda x: 2 * x,
+}
+
+
+@pytest.mark.parametrize("function", UNSEEDED.values(), ids=UNSEEDED)
+def test_fresh_random_numbers_need_no_assumption(function):
+    tf.random.set_seed(None)
+    mapped = sampling.Poisson(0.1).batches(np.zeros((40, 3), "float32")).map(function)
+    assert not mapped.assumptions
+
+
+def test_the_ledger_of_a_loop_has_the_assumptions_about_the_data():
+    drawn = sampling.Poisson(0.1).batches(np.zeros((40, 3), "float32"))
+    for data in (drawn.map_batches(lambda x: 2 * x), drawn.map(SEEDED["an op"])):
+        ledger = accounting.Ledger(1e-5)
+        ledger.begin(noise_multiplier=1.0, sampling=data)
+        (text,) = data.assumptions
+        assert text in ledger.statement().assumptions

@@ -51,6 +51,12 @@ def _covers(counted: Any, drawn: Any) -> bool:
     return False
 
 
+def _assumptions_of(sampling: Any) -> tuple[str, ...]:
+    """The assumptions about data that were drawn, beyond those of the scheme."""
+    found = getattr(sampling, "assumptions", ())
+    return found if isinstance(found, tuple) else ()
+
+
 class Ledger(Spending):
     """Records the steps that ran, in phases, and states what they cost.
 
@@ -241,7 +247,7 @@ class Ledger(Spending):
         if self._drawn is not None:
             self._drawn_before = self._drawn() - self.phases[-1].runs[-1]
         self._order = getattr(sampling, "_order", None)
-        for text in clip_assumptions(clip):
+        for text in (*clip_assumptions(clip), *_assumptions_of(sampling)):
             self.assume(text)
         self._holder, self._compared, self._skipped = holder, (0, 0), 0
         self._open = True

@@ -12,9 +12,11 @@ from tfdpclip import _arguments, _tf_private
 from tfdpclip._docs import see
 from tfdpclip.sampling import (
     class_weights,
+    columns,
     distributed,
     handed_out,
     record_map,
+    row_weights,
     sources,
 )
 from tfdpclip.sampling.allocation import RandomAllocation
@@ -447,16 +449,19 @@ class Batches(tf.data.Dataset):
                 "map_func must be a function of one record, got "
                 f"{_arguments.shown(map_func)}."
             )
+        assumptions: tuple[str, ...] = ()
         by_class = class_weights.is_class_weights(map_func)
         if by_class:
             on_element = class_weights.on_elements(
                 map_func, self.element_spec[1], self._arrays
             )
         else:
-            on_element = record_map.on_elements(
+            on_element, assumptions = record_map.on_elements(
                 map_func, self.element_spec, self.population, num_parallel_calls, public
             )
-        derived = self._derived(lambda data: tf.data.Dataset.map(data, on_element))
+        derived = self._derived(
+            lambda data: tf.data.Dataset.map(data, on_element), *assumptions
+        )
         derived._by_class = self._by_class or by_class
         derived._changes_records = self._changes_records or not by_class
         return derived
@@ -578,6 +583,13 @@ def _open_source(
         workers = _arguments.integer("workers", workers, 1, MOST_WORKERS)
     if isinstance(data, Stream):
         return _open_stream(scheme, data, workers, people)
+    parts = data if isinstance(data, tuple) else (data,)
+    named = [
+        found
+        for part, name in zip(parts, sources.PARTS, strict=False)
+        for found in row_weights.names(part, name).items()
+    ]
+    columns.refuse_other_rows([*named, ("people", people)])
     source = sources.open_source(data, workers)
     if isinstance(scheme, CappedPoisson):
         return _cap_examples(source, people, per_person, scheme, seed)

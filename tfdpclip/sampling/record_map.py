@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip.sampling import row_weights
-from tfdpclip.sampling.record_proof import RecordProof
+from tfdpclip.sampling.record_proof import RecordProof, draws_from_a_seed
 
 
 class RecordFunction:
@@ -67,6 +67,11 @@ class RecordFunction:
             and not any(part is not None for part in self._parts[len(parts) :])
             and all(map(_is_named_again, tf.nest.flatten(parts), graph.inputs))
         )
+
+    @property
+    def draws_from_a_seed(self) -> bool:
+        """Whether random numbers follow from a seed, or from a generator's state."""
+        return draws_from_a_seed(self._concrete.graph)
 
     @property
     def specs(self) -> list[tf.TensorSpec]:
@@ -130,8 +135,10 @@ def on_elements(
     population: int,
     num_parallel_calls: int | None,
     public: Sequence[Any],
-) -> Callable:
+) -> tuple[Callable, tuple[str, ...]]:
     """Returns a function of elements that applies `map_func` to each record.
+
+    Also returns the assumptions of a statement about the function.
 
     Args:
       map_func: a function of one record.
@@ -145,14 +152,16 @@ def on_elements(
     specs = [tf.nest.map_structure(_record_spec, part) for part in parts_of(spec)]
     function = RecordFunction(map_func, specs, population, public)
     if function.changes_nothing:
-        return lambda *element: element
+        return lambda *element: element, ()
 
     @tf.autograph.experimental.do_not_convert
     def on_element(*element):
         x, y = apply_to_records(function, parts_of(element), element[-1], parallel)
         return x, y, row_weights.refitted(element[-1], y)
 
-    return on_element
+    seeded = function.draws_from_a_seed
+    text = f"the seed of the random numbers of {function.name}, given to map, is secret"
+    return on_element, (text,) * seeded
 
 
 def apply_to_records(

@@ -263,3 +263,17 @@ def _depends_on_record(op: tf.Operation, graph) -> bool:
             return True
         pending.extend(tensor.op for tensor in current.inputs)
     return False
+
+
+def draws_from_a_seed(graph: tf.Graph) -> bool:
+    """Whether ops of a graph draw in turn from a given seed, or from a generator.
+
+    The numbers of a record then depend on its place among all records.
+    """
+    content = graph.as_graph_def()
+    nodes = [*content.node, *(n for f in content.library.function for n in f.node_def)]
+    return any(
+        node.op in _GENERATORS
+        or (node.op in _RANDOM and any(node.attr[name].i for name in ("seed", "seed2")))
+        for node in nodes
+    )

@@ -47,7 +47,9 @@ def test_validation_data_are_assumed_to_be_public():
 
 @pytest.mark.parametrize("monitor", ["epsilon", "clip_norm"])
 def test_what_is_released_decides_without_a_word(monitor):
-    assert "decided" not in stated(K.EarlyStopping(monitor=monitor, patience=5))
+    assert "decided" not in stated(
+        K.EarlyStopping(monitor=monitor, patience=5, mode="min")
+    )
 
 
 def test_callbacks_that_decide_nothing_are_not_named():

@@ -8,7 +8,7 @@ alone cannot tell records from the rows that fill an element up. The draw can.
 from __future__ import annotations
 
 import collections
-import sys
+import inspect
 import threading
 import types
 import weakref
@@ -233,7 +233,7 @@ def tensors_of_call() -> set[int]:
 
     For code that runs while TensorFlow prepares the call of a function.
     """
-    frame: types.FrameType | None = sys._getframe()
+    frame: types.FrameType | None = inspect.currentframe()
     while frame is not None and not _is_of_tensorflow(frame):
         frame = frame.f_back
     found: set[int] = set()

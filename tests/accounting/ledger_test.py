@@ -333,3 +333,12 @@ def test_a_ledger_survives_as_values_in_another_file(tmp_path):
             Ledger.from_dict({k: v for k, v in content.items() if k != name})
     with pytest.raises(ValueError, match="not that of a ledger"):
         Ledger.from_dict([])
+
+
+def test_clients_beside_examples_are_an_assumption():
+    ledger = Ledger(1e-5)
+    scheme = sampling.Poisson(0.01)
+    ledger.begin(noise_multiplier=1.0, sampling=scheme, unit="client")
+    assert "as a whole" not in "".join(ledger.statement().assumptions)
+    ledger.begin(noise_multiplier=1.0, sampling=scheme, change=True)
+    assert any("a client is one example" in t for t in ledger.statement().assumptions)

@@ -21,8 +21,8 @@ SAMPLING = ("poisson", "random_allocation", "fixed_size", "shuffled", "fixed_ord
 #: Rehn et al. was within 0.5 points of the best; with their 20 steps it lost up to 1.3
 #: (docs/results/real).
 _LEAST_STEPS = 80
-# Batches of an execution: with 8, small models take within a tenth of their least time
-# (docs/results/speed). An epoch keeps as many executions as a progress bar needs.
+# Batches of an execution: epochs of small models with 4 and with 8 differ by less than
+# a tenth (docs/results/speed). An epoch keeps enough executions for a progress bar.
 _EXECUTED, _EXECUTIONS = 8, 4
 
 

@@ -263,5 +263,5 @@ def candidate_elements() -> list[DrawnElement]:
 
 
 def unused_first(elements: Sequence[DrawnElement]) -> list[DrawnElement]:
-    """The unused ones of the elements; if all are used, all of them."""
+    """The unused elements; if every element is used, all elements."""
     return [e for e in elements if not e.released] or list(elements)

@@ -1,6 +1,7 @@
 """Custom training loops: which rows are records, and one private step for each draw."""
 
 import gc
+import itertools
 
 import numpy as np
 import pytest
@@ -502,6 +503,74 @@ class TestStepsOfALedger:
             "outside of ledger.step()" in text
             for text in ledger.statement().assumptions
         )
+
+    def _trained_on_batches(self):
+        model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(1)])
+        model.compile(
+            dpc.keras.DPSGD(1.0, clip=1.0, noise_multiplier=0.0, expected_batch_size=9),
+            "mse",
+        )
+        return model
+
+    @pytest.mark.parametrize("given", ["element", "arrays"])
+    @pytest.mark.parametrize("kept", [False, True])
+    def test_two_steps_of_train_on_batch_on_one_draw_are_found(self, kept, given):
+        """Keras's step does not see the element, so the numbers are compared."""
+        model, data = self._trained_on_batches(), batches()
+        ledger = self._ledger(data)
+        elements = data.take(3)
+        if given == "arrays":
+            elements = (
+                [t.numpy() for t in tf.nest.flatten(element)] for element in elements
+            )
+        order = list(elements) * 2 if kept else (e for e in elements for _ in range(2))
+        with pytest.raises(PrivacyMismatchError, match="draws that earlier steps had"):
+            for x, y, w in order:
+                with ledger.step():
+                    model.train_on_batch(x, y, w)
+        # The step and the first step of its draw, as if of all records, too.
+        assert ledger.steps == (6 if kept else 4)
+        assert ledger.phases[0].sampling == sampling.FullBatch()
+
+    def test_train_on_batch_of_elements_of_another_scheme_is_found(self):
+        model, data = self._trained_on_batches(), batches(sampling.Poisson(0.5))
+        ledger = self._ledger(sampling.Poisson(0.2))
+        with pytest.raises(PrivacyMismatchError, match=r"drawn by Poisson, rate 0\.5"):
+            for x, y, w in data.take(1):
+                with ledger.step():
+                    model.train_on_batch(x, y, w)
+
+    @pytest.mark.parametrize("way", ["list", "prefetch", "iterator", "peek"])
+    def test_one_train_on_batch_for_each_draw_is_what_is_said(self, way):
+        """Elements from before `begin` that no step used are draws, too."""
+        model, data = self._trained_on_batches(), batches()
+        elements = iter(data.prefetch(3) if way == "prefetch" else data)
+        elements = list(data.take(4)) if way == "list" else elements
+        if way != "list":
+            next(elements)
+        ledger = self._ledger(data)
+        if way == "peek":
+            elements = iter(data)
+        for x, y, w in itertools.islice(elements, 4):
+            with ledger.step():
+                model.train_on_batch(x, y, w)
+        assert ledger.steps == 4
+
+    def test_draws_of_a_loop_in_the_graph_are_enough_for_its_steps(self):
+        step, data = Counting(), batches()
+        next(iter(data))  # To look at it.
+        ledger, iterator = self._ledger(data), iter(data)
+
+        @tf.function
+        def train(iterator):
+            for _ in range(3):
+                x, _, _ = next(iterator)
+                step.take_step(x)
+
+        for _ in range(2):
+            with ledger.step(3):
+                train(iterator)
+        assert ledger.steps == 6
 
     @pytest.mark.parametrize("rate, covered", [(0.2, False), (0.9, True)])
     def test_elements_of_another_scheme_are_found_and_counted(self, rate, covered):

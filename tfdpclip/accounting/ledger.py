@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +32,7 @@ from tfdpclip.correlated import NoiseMatrix
 from tfdpclip.sampling import events
 from tfdpclip.sampling import uses as element_uses
 from tfdpclip.sampling.base import SamplingScheme
-from tfdpclip.sampling.poisson import Poisson
+from tfdpclip.sampling.poisson import FullBatch, Poisson
 
 
 def _noise_in_words(noise_multiplier: float, correlated: bool) -> str:
@@ -123,6 +124,10 @@ class Ledger(Spending):
         self._open = True
         # Steps of `step()` blocks since `begin`: declared, and counted by optimizers.
         self._compared = 0, 0
+        # The private steps in blocks since `begin`; and of each object that draws, the
+        # elements that these steps cannot have used.
+        self._made = 0
+        self._spent = element_uses.elements_spent()
         # The releases that no ledger had counted, of each optimizer at `begin`; and the
         # optimizers with steps in blocks since.
         self._uncounted: dict[str, int] = {}
@@ -250,6 +255,7 @@ class Ledger(Spending):
         for text in (*clip_assumptions(clip), *_assumptions_of(sampling)):
             self.assume(text)
         self._holder, self._compared, self._skipped = holder, (0, 0), 0
+        self._made, self._spent = 0, element_uses.elements_spent()
         self._open = True
         self._uncounted, self._recorded = uncounted_releases(), 0
         self._in_blocks = set()
@@ -308,9 +314,9 @@ class Ledger(Spending):
 
         Raises:
           PrivacyMismatchError: If optimizers made more or fewer steps than declared
-            since `begin`, or steps of less noise, or of another unit, or steps outside
-            of the blocks. Additional steps are counted, at their worst, and so are
-            steps of less noise.
+            since `begin`, or more steps than were drawn, or steps of less noise, or of
+            another unit, or steps outside of the blocks. Additional steps are counted,
+            at their worst, and so are steps of less noise.
         """
         self.reserve(steps)
         before, uncounted = releases_so_far(), uncounted_releases()
@@ -328,10 +334,12 @@ class Ledger(Spending):
                 self._credit_to(holder, made)
         for _, made, settings in found:
             self._compare_settings(made, settings)
-        self._compare_steps(steps, releases_since(before))
+        made = releases_since(before)
+        self._compare_steps(steps, made)
         uses = element_uses.used_since(used)
         self._compare_draws([use.scheme for use in uses])
         self._compare_orders(uses)
+        self._compare_number(made)
         for holder, _, settings in found:
             self._compare_outside(holder, settings, uncounted)
 
@@ -490,6 +498,47 @@ class Ledger(Spending):
             "draw. An empty draw is a step of pure noise as well; skipping the step "
             "(if tf.reduce_sum(w) > 0) reveals that the draw was empty."
             + see("two-steps-on-one-draw")
+        )
+
+    def _compare_number(self, made: int) -> None:
+        """Raises if the steps of the blocks are more than were drawn for them.
+
+        Steps on data that no scheme of this library drew are not compared.
+
+        Args:
+          made: The private steps of a block.
+        """
+        phase = self._current()
+        self._made += made
+        if not made or isinstance(phase.sampling, FullBatch):
+            return  # Further steps of all records are steps like any other.
+        covered = functools.partial(_covers, phase.sampling)
+        drawn, others = element_uses.steps_drawn(self._spent, covered)
+        again = self._made - drawn
+        if again <= 0 or not (drawn or others):
+            return
+        problem = (
+            f"Private optimizers made {self._made} steps, and {drawn} were drawn by "
+            f"{phase.sampling.describe()}: "
+        ) + (
+            f"{again} steps were made of elements drawn by {others[0].describe()}."
+            if others
+            else f"{again} steps were made of draws that earlier steps had used."
+        )
+        self._made = drawn
+        if phase.noise is not None:
+            self.assume(f"something ran that is not counted: {problem}")
+        else:
+            # The steps, and those that used their draws before, as if of all records.
+            self.add_unseen(2 * again)
+        self.save()
+        raise PrivacyMismatchError(
+            f"{problem} Two steps of noise multiplier z on one draw are one step of "
+            "z / sqrt(2). Take a new element for every step, and keep none for a "
+            "second epoch: for x, y, w in batches." + see("two-steps-on-one-draw")
+            if not others
+            else f"{problem} Begin with the batches of the loop: ledger.begin("
+            "sampling=batches, ...)." + see("batches-drawn-another-way")
         )
 
     def add_unseen(

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip._docs import see
-from tfdpclip.sampling import row_weights, sources
+from tfdpclip.sampling import row_weights, sources, uses
 from tfdpclip.sampling.base import DrawKey, NeighboringRelation
 from tfdpclip.sampling.capacity import few_lengths
 from tfdpclip.sampling.fetching import ElementFetcher
@@ -81,6 +81,7 @@ class Drawer:
         self.seed = seed
         self.position = initial_step * pieces
         self.delivered = 0
+        self.draws = uses.Draws(self)
         # A shuffle begun by an earlier process cannot be continued, only begun anew.
         self._first_step = initial_step if seed is None else 0
         key = DrawKey.fresh() if seed is None else DrawKey(seed)
@@ -419,6 +420,7 @@ class Drawer:
         place = step * self.pieces + piece
         element = self._fetcher.element(place, lengths, self._records_of)
         self.delivered += 1
+        self.draws.drawn += 1
         return element
 
     def next_element(

@@ -132,12 +132,13 @@ def remember_elements(iterator: Iterator, drawer: Drawer) -> Iterator:
         found = known()
         if found is None or not all(map(_tf_private.is_eager, _tensors_of(element))):
             return
-        _note_taken(DrawnElement(found, element))
+        _note_taken(DrawnElement(found, element), found)
 
     return _tf_private.show_elements(iterator, note)
 
 
-def _note_taken(taken: DrawnElement) -> None:
+def _note_taken(taken: DrawnElement, drawer: Drawer) -> None:
+    drawer.draws.note_taken(taken)
     with _LOCK:
         loose = [e for e in _TAKEN if not e.held]
         waiting = [e for e in loose if e.waits]
@@ -169,7 +170,7 @@ def remember_dealt(
             whole = tf.nest.map_structure(
                 lambda part: strategy.experimental_local_results(part)[0], element
             )
-            _note_taken(DrawnElement(drawer, whole))
+            _note_taken(DrawnElement(drawer, whole), drawer)
             return
         with _LOCK:
             _DEALT.append(DealtElement(drawer, tensors))

@@ -1,10 +1,14 @@
-"""The elements that private steps used: notes for ledgers, without TensorFlow."""
+"""The elements that were drawn, and used by private steps: notes for ledgers.
+
+This module needs no TensorFlow, which accounting alone does not import.
+"""
 
 from __future__ import annotations
 
 import collections
 import threading
 import weakref
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 # How many uses to remember: a ledger reads them after each step.
@@ -25,6 +29,74 @@ class Use(NamedTuple):
     order: weakref.ref
     step: int | None
     place: int
+
+
+class Draws:
+    """How many elements one drawer drew in this process.
+
+    Args:
+      drawer: the drawer, with `scheme` and `pieces`, the elements of a step.
+
+    Attributes:
+      scheme: the scheme that draws.
+      pieces: the number of elements of a step.
+      drawn: the number of elements drawn.
+      taken: the number of those that eager code took.
+      waiting: the taken elements that are remembered, with `released` and `held`.
+    """
+
+    def __init__(self, drawer: Any):
+        self.scheme, self.pieces = drawer.scheme, drawer.pieces
+        self.drawn = self.taken = 0
+        self.waiting: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._drawer = weakref.ref(drawer)
+        # Kept when the drawer is gone: a program may hold its elements.
+        _DRAWS.append(self)
+
+    def note_taken(self, element: Any) -> None:
+        """Notes that eager code took an element."""
+        self.taken += 1
+        self.waiting.add(element)
+
+    @property
+    def spent(self) -> int:
+        """How many elements a later step cannot use: they were used, or are gone."""
+        alive = self._drawer() is not None
+        unused = sum(not e.released and (alive or e.held) for e in list(self.waiting))
+        return (self.taken if alive else self.drawn) - unused
+
+
+_DRAWS: list[Draws] = []
+
+
+def elements_spent() -> dict[Draws, int]:
+    """For each object that draws, how many elements a later step cannot use."""
+    return {draws: draws.spent for draws in _DRAWS}
+
+
+def steps_drawn(
+    spent: Mapping[Draws, int], counts: Callable[[Any], bool]
+) -> tuple[int, list[Any]]:
+    """How many steps were drawn that `spent`, of `elements_spent`, leaves.
+
+    Args:
+      spent: the elements that are left out.
+      counts: whether the draws of a scheme count.
+
+    Returns:
+      The number of steps, begun steps included, and the schemes that drew elements
+      that do not count.
+    """
+    number, others = 0, []
+    for draws in _DRAWS:
+        left = draws.drawn - spent.get(draws, 0)
+        if left <= 0:
+            continue
+        if counts(draws.scheme):
+            number += -(-left // draws.pieces)
+        else:
+            others.append(draws.scheme)
+    return number, others
 
 
 _LOCK = threading.Lock()

@@ -47,7 +47,7 @@ class Case:
       rounding: how far a row may be off, relative to its largest entry: 0 for kernels
         that go row by row.
       dtypes: of the `Rows` of floating kinds.
-      finite: whether the kernel hangs for NaN and infinity.
+      regular: whether all matrices must be random, as the kernel may not end.
     """
 
     op: str
@@ -56,7 +56,7 @@ class Case:
     outputs: tuple = (0,)
     rounding: float = 0.0
     dtypes: tuple = (tf.float32, tf.float64)
-    finite: bool = False
+    regular: bool = False
 
     def call(self, given: list) -> list[tf.Tensor]:
         """The outputs of which something is claimed."""
@@ -603,7 +603,7 @@ def _numbers() -> list[Case]:
             (Rows((3, 3), "complex matrices"),),
             rounding=1e-6,
             dtypes=ONE,
-            finite=True,
+            regular=True,
         ),
         _case("MatrixSolve", square, Rows((3, 2)), rounding=1e-6),
         _case("MatrixTriangularSolve", square, Rows((3, 2)), rounding=1e-6),

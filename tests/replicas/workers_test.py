@@ -292,15 +292,15 @@ def test_workers_that_have_the_records_in_another_order_are_refused(tmp_path):
 @pytest.mark.parametrize(
     "elsewhere, named",
     [
-        ({"z": 0.1}, "settings of noise_multiplier"),
-        pytest.param({"norm": 9.0}, "settings of clip", marks=pytest.mark.slow),
+        ({"z": 0.1}, "differ in noise_multiplier"),
+        pytest.param({"norm": 9.0}, "differ in clip", marks=pytest.mark.slow),
         pytest.param(
-            {"sampling": 0.5}, "settings of the sampling", marks=pytest.mark.slow
+            {"sampling": 0.5}, "differ in the sampling", marks=pytest.mark.slow
         ),
-        pytest.param({"draws": 3}, "settings of the sampling", marks=pytest.mark.slow),
-        pytest.param({"seed": 4}, "settings of the optimizer", marks=pytest.mark.slow),
-        pytest.param({"steps": 7}, "settings of fit", marks=pytest.mark.slow),
-        pytest.param({"epsilon": 9.0}, "of PrivacyBudget", marks=pytest.mark.slow),
+        pytest.param({"draws": 3}, "differ in the sampling", marks=pytest.mark.slow),
+        pytest.param({"seed": 4}, "differ in the optimizer", marks=pytest.mark.slow),
+        pytest.param({"steps": 7}, "differ in fit", marks=pytest.mark.slow),
+        pytest.param({"epsilon": 9.0}, "differ in PrivacyBudget", marks=pytest.mark.slow),
         pytest.param(
             {"moved": True}, "differ from the chief's", marks=pytest.mark.slow
         ),

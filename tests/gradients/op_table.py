@@ -35,6 +35,7 @@ from tfdpclip.clipping import FixedClip
 from tfdpclip.gradients import clipped_sum
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
 from tfdpclip.gradients.graph import ops
+from tfdpclip.gradients.proof.single_examples import OneByOneWarning
 
 B, D = 6, 3
 USES = op_table_page.USES
@@ -398,7 +399,11 @@ def effect(variant: Variant, use: str, weights, threshold, stop) -> float:
 
 
 def outcome(variant: Variant, use: str, weights, threshold, stop) -> tuple[str, str]:
-    """The verdict of a step (passed, graph, step or error) and its message."""
+    """The verdict of a step (passed, alone, moved, graph, step, error), its message.
+
+    Where gradients are made one example at a time ("alone"), the sum of a batch must be
+    that of batches of single examples; "moved" if the sum is not.
+    """
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, D])])
     def step(x):
@@ -407,7 +412,10 @@ def outcome(variant: Variant, use: str, weights, threshold, stop) -> tuple[str, 
         return clipped_sum(loss, [weights], FixedClip(1.0), check_gradients="always")[0]
 
     try:
-        run = step.get_concrete_function()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            run = step.get_concrete_function()
+        alone = any(issubclass(w.category, OneByOneWarning) for w in said)
     except (ExampleIsolationError, LossStructureError) as error:
         return "graph", str(error)
     except LookupError:
@@ -416,8 +424,13 @@ def outcome(variant: Variant, use: str, weights, threshold, stop) -> tuple[str, 
         return "error", f"{type(error).__name__}: {error}"
     rng = np.random.default_rng(2)
     for _ in range(4):  # As many checks as there are in eight steps.
+        x = tf.constant(rng.normal(size=[B, D]).astype(np.float32))
         try:
-            run(tf.constant(rng.normal(size=[B, D]).astype(np.float32)))
+            (whole,) = run(x)
+            if alone:
+                apart = tf.add_n([run(x[i : i + 1])[0] for i in range(B)])
+                if not np.allclose(whole, apart, rtol=0, atol=1e-4):
+                    return "moved", f"off by {np.abs(whole - apart).max():.1e}"
         except tf.errors.InvalidArgumentError as error:
             said = str(error)
             if any(name in said for name in _OURS):
@@ -425,13 +438,15 @@ def outcome(variant: Variant, use: str, weights, threshold, stop) -> tuple[str, 
             return "error", f"InvalidArgumentError: {said}"
         except Exception as error:  # noqa: BLE001
             return "error", f"{type(error).__name__}: {error}"
-    return "passed", ""
+    return ("alone" if alone else "passed"), ""
 
 
 def judge(moved: float, came: str) -> str:
     """The entry of the table."""
-    if came == "error":
-        return "cannot run"
+    if came in ("error", "alone"):
+        return {"error": "cannot run", "alone": "one by one"}[came]
+    if came == "moved":
+        return "SILENT"
     if moved > _EFFECT:
         return {"passed": "SILENT", "graph": "graph", "step": "step"}[came]
     return "sound" if came == "passed" else f"refused though sound ({came})"

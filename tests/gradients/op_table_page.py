@@ -16,17 +16,19 @@ of a small model: *along* the examples (each row by itself), and *across* the
 examples, where the op can be. The result was used in the loss; in a factor of the
 gradient alone (`g * loss + stop_gradient((1 - g) * loss)`); and in a mask of the
 same kind (`where(mask, loss, stop_gradient(loss))`). By brute force: if replacing
-an example moves the gradients of the remaining examples, the step must be refused.
+an example moves the gradients of the remaining examples, the step must be refused, or
+each example be evaluated by itself.
 `python -m tests.gradients.op_table` writes the page; ops_and_isolation.csv beside
 it has the effects and the errors' texts.
 
 | entry | meaning |
 | --- | --- |
 | sound | no other example's gradient moved, and the step was taken |
-| graph | others' gradients moved; refused from the graph, before any step |
-| step | others' gradients moved; found by the first steps |
+| graph | gradients of further examples moved; refused from the graph, before any step |
+| one by one | taken one example at a time; the sum was that of single examples |
+| step | gradients of further examples moved; found by the comparison of the first step |
 | refused though sound | a false alarm for these data, from the graph or by the step |
-| SILENT | others' gradients moved, and the steps were taken |
+| SILENT | gradients of further examples moved, and the steps were taken |
 | cannot run | TensorFlow cannot run or differentiate it |
 """
 

@@ -30,6 +30,10 @@ def test_a_metric_of_private_batches_that_decides_is_not_counted(kind):
     assert f"not counted: {kind.__name__} decided by 'loss'" in text
 
 
+def test_an_end_at_the_first_nan_is_a_decision():
+    assert "not counted: TerminateOnNaN decided by 'loss'" in stated(K.TerminateOnNaN())
+
+
 def test_of_checkpoints_the_best_is_chosen(tmp_path):
     path = str(tmp_path / "best.weights.h5")
     options = dict(monitor="loss", save_weights_only=True)

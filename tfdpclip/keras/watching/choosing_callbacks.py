@@ -6,6 +6,8 @@ import inspect
 import types
 from typing import Any
 
+import tensorflow as tf
+
 # Beginnings of the names of the logs that are released, or public, already.
 _RELEASED = ("epsilon", "clip_norm", "noise_stddev", "unclipped_fraction")
 
@@ -21,8 +23,9 @@ def calling_fit() -> types.FrameType | None:
 def assumptions_about(model: Any) -> list[str]:
     """What a statement says of the callbacks of the running call of `fit`.
 
-    Early stopping, the best checkpoint, and a learning rate that falls on a plateau
-    read a metric of `fit`, and the weights or the number of steps depend on it.
+    Early stopping, an end at the first NaN, the best checkpoint, and a learning rate
+    that falls on a plateau read a metric of `fit`, and the weights or the number of
+    steps depend on it.
     """
     del model
     frame = calling_fit()
@@ -30,6 +33,8 @@ def assumptions_about(model: Any) -> list[str]:
     texts = []
     for callback in getattr(given, "callbacks", None) or ():
         read = getattr(callback, "monitor", None)
+        if isinstance(callback, tf.keras.callbacks.TerminateOnNaN):
+            read = "loss"
         if not isinstance(read, str) or read.startswith(_RELEASED):
             continue
         if not getattr(callback, "save_best_only", True):

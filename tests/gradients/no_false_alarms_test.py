@@ -57,6 +57,33 @@ def test_ordinary_layers_pass(name):
         assert norms.shape == [len(batch)] and bool(isolated)
 
 
+@pytest.mark.parametrize("padding, strides", [("valid", 2), ("same", 1)])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_a_pool_over_a_constant_background_passes(axes, padding, strides):
+    """Of equal entries, kernels for graphs and for calls choose differently."""
+    convolution = getattr(L, f"Conv{axes}D")
+    pool = getattr(L, f"MaxPooling{axes}D")
+    shape = (6,) * axes + (1,)
+    x = np.zeros((8, *shape), "float32")
+    x[(slice(None), *(slice(2, 4),) * axes)] = randoms(8, *(2,) * axes, 1)
+    model = head(
+        convolution(3, 3, padding="same", bias_initializer="ones"),
+        pool(2, strides, padding),
+        L.Flatten(),
+    )
+    model(x)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, *shape])])
+    def step(x):
+        loss = squash(model(x, training=True))
+        gradients = PerExampleGradients(
+            loss, model.trainable_variables, check_gradients="always"
+        )
+        return gradients.checks_passed
+
+    assert bool(step(x)) and bool(step(x[:3]))
+
+
 RANDOM = {
     "dropout": lambda: [L.Dense(6), L.Dropout(0.5), L.Dense(5)],
     "spatial_dropout": lambda: [L.Dense(6), L.SpatialDropout1D(0.5), L.Dense(5)],

@@ -26,7 +26,7 @@ it has the effects and the errors' texts.
 | sound | no other example's gradient moved, and the step was taken |
 | graph | gradients of further examples moved; refused from the graph, before any step |
 | one by one | taken one example at a time; the sum was that of single examples |
-| step | gradients of further examples moved; found by the comparison of the first step |
+| step | gradients of further examples moved; found by the first comparison |
 | refused though sound | a false alarm for these data, from the graph or by the step |
 | SILENT | gradients of further examples moved, and the steps were taken |
 | cannot run | TensorFlow cannot run or differentiate it |

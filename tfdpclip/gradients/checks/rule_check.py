@@ -166,7 +166,9 @@ class RuleCheck:
         """The ordinary gradient of weighted losses, `[n]`, of all variables."""
         engine = self._engine
         seed = tf.cast(weights, engine.loss.dtype)
-        with own_gradients(engine.flows.without_gradient()):
+        rules = engine.flows.without_gradient()
+        pools = (op for op in engine.flows.ops if op.type == "MaxPool3D")
+        with own_gradients({**rules, **dict.fromkeys(pools, _gradient_of_pool)}):
             found = gradients_at(engine.loss, engine.handles, seed)
         pairs = zip(found, engine.variables, strict=True)
         return tf.concat([_flat(g, v.shape) for g, v in pairs], axis=0)
@@ -398,6 +400,19 @@ def error_of(proof: Proof) -> Exception:
         "from each example's own rows, or in the data pipeline, before batches are "
         "drawn."
     )
+
+
+def _gradient_of_pool(op: tf.Operation, at_output: tf.Tensor) -> list[tf.Tensor]:
+    """The gradient of a MaxPool3D, whose output is made once more beside it.
+
+    oneDNN gives the gradient to the first of several largest entries where the gradient
+    is in the graph of the output, and to all of them where it is not.
+    """
+    names = ("ksize", "strides", "padding", "data_format")
+    settings = {name: op.get_attr(name) for name in names}
+    image = tf.identity(op.inputs[0])
+    again = tf.raw_ops.MaxPool3D(input=image, **settings)
+    return tf.gradients(again, image, at_output)
 
 
 def _flat(gradient: Any, shape: tf.TensorShape) -> tf.Tensor:

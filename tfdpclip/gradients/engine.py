@@ -538,6 +538,10 @@ class PerExampleGradients(RecordGradients):
         ordinary = tf.cond(due, check.ordinary, check.empty_results)
         if not compiled:
             self._gate = due = tf.identity(due)
+            seed, passes = self._found.seed, [part.op for part in ordinary]
+            if seed is not None and seed.graph is due.graph:
+                # Two backward passes at a time need the memory of both.
+                _tf_private.run_after(seed.op, passes)
 
         def compare():
             agree, shows, message = check.compare(ordinary)

@@ -77,6 +77,7 @@ class FoundGradients:
       alone: makes the gradients where the graph does not prove that examples stay
         apart; None where the graph does.
       backward: the ops of an ordinary backward pass; `alone` runs copies of them.
+      seed: the gradient at the losses, with which the backward pass begins.
     """
 
     connected: list[bool]
@@ -87,6 +88,7 @@ class FoundGradients:
     slow_uses: list[Use] = dataclasses.field(default_factory=list)
     alone: ExamplesAlone | None = None
     backward: Sequence[tf.Operation] = ()
+    seed: tf.Tensor | None = None
 
     def ancestor_ops(self, loss: tf.Tensor) -> list[tf.Operation]:
         """The ops of the loss, and the ops of its gradients at all meetings."""
@@ -145,13 +147,13 @@ def find_gradients(
     # A variable with a use without a rule takes the fallback for all of its uses.
     ruled = [all(has_rule(use) for use in uses) for uses in expanded]
     meetings = _meetings(itertools.compress(expanded, ruled), stand_ins)
-    _differentiate(loss, meetings, context)
+    seed = _differentiate(loss, meetings, context)
     # A use that the loss does not depend on gives no gradient.
     reached = [
         [use for use in uses if meetings[use.op].reached] if is_ruled else uses
         for uses, is_ruled in zip(expanded, ruled, strict=True)
     ]
-    found = FoundGradients([bool(uses) for uses in reached], meetings)
+    found = FoundGradients([bool(uses) for uses in reached], meetings, seed=seed)
     forms: dict[tuple[tf.Operation, int], Form | None] = {}
     reasons, coarse = [], False
     for i, uses in enumerate(reached):
@@ -229,8 +231,8 @@ def _meetings(
 
 def _differentiate(
     loss: tf.Tensor, meetings: dict[tf.Operation, Meeting], context: Context
-) -> None:
-    """Finds the gradients at all meetings, in one backward pass.
+) -> tf.Tensor:
+    """Finds the gradients at all meetings, in one backward pass; returns its seed.
 
     Args:
       loss: the losses, `[B]`.
@@ -246,10 +248,12 @@ def _differentiate(
             rules[op] = meeting.pull_back_function(meeting.pull_back, context)
             # So that the pass reaches the call.
             tensors += [t for t in op.inputs if t.dtype.is_floating]
+    seed = tf.identity(tf.ones_like(loss))
     with own_gradients(rules):
-        gradients = iter(gradients_at(loss, tensors))
+        gradients = iter(gradients_at(loss, tensors, seed))
     for meeting in others:
         meeting.gradients = [next(gradients) for _ in meeting.outputs]
+    return seed
 
 
 def _forms(uses, meetings, known, context) -> list[Form | None]:

@@ -1,15 +1,21 @@
 """A privately trained model predicts where this library is not installed."""
 
+import io
+import math
 import subprocess
 import sys
 import warnings
+import zipfile
 
+import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.keras.helpers import DPAdam, some_data
 from tests.stack import KERAS_3
+from tfdpclip import sampling
+from tfdpclip.keras import PrivacyBudget
 
 pytestmark = pytest.mark.unchecked
 
@@ -95,3 +101,43 @@ def test_a_state_tree_has_no_steps_behind_it_so_that_they_count_as_unknown():
     found = other.optimizer._step_history.known_steps()
     (unknown,) = set(found) - known
     assert unknown.startswith("unknown:") and found[unknown].steps == 2
+
+
+def totals_in(path):
+    """The numbers of metrics in a `.keras` file."""
+    found = {}
+
+    def note(name, item):
+        if "metric" in name and hasattr(item, "shape"):
+            found[name] = np.asarray(item).tolist()
+
+    with zipfile.ZipFile(path) as archive:
+        content = io.BytesIO(archive.read("model.weights.h5"))
+    with h5py.File(content) as file:
+        file.visititems(note)
+    return found
+
+
+def test_no_file_holds_exact_totals_of_metrics_over_private_batches(tmp_path):
+    batches = sampling.Poisson(0.5).batches(some_data(16))
+    model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+    optimizer = DPAdam(0.1, noise_multiplier=1.0, expected_batch_size=8)
+    model.compile(optimizer, "mse", weighted_metrics=["mae"])
+    held = []
+
+    class Look(tf.keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            held.extend(v.numpy() for m in model.metrics for v in m.variables)
+
+    callbacks = [
+        PrivacyBudget(math.inf, 1e-5, batches),
+        Look(),
+        tf.keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras")),
+    ]
+    history = model.fit(batches, epochs=2, verbose=0, callbacks=callbacks).history
+    assert min(history["loss"] + history["mae"]) > 0
+    model.save(str(tmp_path / "model.keras"))
+    for name in ("best.keras", "model.keras"):
+        assert not np.any(list(totals_in(tmp_path / name).values()))
+    assert not np.any(held)
+    assert not any(v.numpy() for m in model.metrics for v in m.variables)

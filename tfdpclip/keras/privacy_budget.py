@@ -60,6 +60,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
       a callback that sets weights) raises after that execution.
     * If the noise multiplier follows a schedule, every step is counted with its own
       noise (an execution of several steps with their least), as phases of the ledger.
+    * At the end of an epoch and of `fit`, the metrics of the model are back at 0: no
+      file of the model that is saved later, by a callback after this one or after
+      `fit`, holds their exact totals over private batches.
     * Steps enter the ledger before they run. After a crash, steps that may or may not
       have run are counted.
 
@@ -374,6 +377,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         if logs is not None:
             logs["epsilon"] = spent
             logs.update(self._metrics.end())
+        self._forget_totals()
 
     def on_train_end(self, logs=None):
         del logs
@@ -383,6 +387,15 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._settle(self._optimizer)
         self._count_unseen()
         self._run.keep(last=True)
+        self._forget_totals()
+
+    def _forget_totals(self) -> None:
+        """Sets Keras's metrics back to 0, once their numbers are in the logs.
+
+        They hold exact totals over the private batches, and files of the model hold
+        the metrics.
+        """
+        self.model.reset_metrics()
 
     def _fed_by(self, drawer: Any) -> None:
         """Notes in the statement that the delivering drawer has a seed."""

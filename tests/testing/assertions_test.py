@@ -1,5 +1,7 @@
 """The assertions say what they tried, and refuse inputs that they cannot judge."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,6 +9,9 @@ import tensorflow as tf
 import tfdpclip as dpc
 from tests.testing.mutations import EXAMPLES, data, model_of
 from tfdpclip import clipping, testing
+from tfdpclip.gradients import PerExampleGradients
+from tfdpclip.mechanism import Mechanism
+from tfdpclip.noise import GaussianNoise
 
 pytestmark = pytest.mark.every_check
 
@@ -61,8 +66,57 @@ def test_batches_move_by_up_to_twice_the_clip():
     assert report.limit == 4.0 and report.distance > 2.2
 
 
-@pytest.mark.slow
-def test_integer_inputs_and_chosen_records():
+_SAMPLE_ALL, _ADD_NOISE = GaussianNoise.sample_all, Mechanism.add_noise
+_WEIGHTED_SUM = PerExampleGradients.weighted_sum
+
+
+def _a_tenth_less(self, *args):
+    return [0.9 * part for part in _SAMPLE_ALL(self, *args)]
+
+
+class _LessOnTheLast:
+    """A source that is asked for half of the noise on the last variable."""
+
+    def __init__(self, own):
+        self._own = own
+
+    def sample_all(self, shapes, stddevs, dtypes):
+        *others, last, counts = stddevs
+        return self._own.sample_all(shapes, [*others, 0.5 * last, counts], dtypes)
+
+
+def _less_on_a_bias(self, state, sums, counts, noise, *rest, **options):
+    return _ADD_NOISE(
+        self, state, sums, counts, _LessOnTheLast(noise), *rest, **options
+    )
+
+
+def _no_clip(self, weights, assignment=None):
+    return _WEIGHTED_SUM(self, tf.where(weights > 0, 1.0, 0.0), assignment)
+
+
+def test_noise_that_is_a_tenth_too_small_is_found():
+    model = model_of()
+    assert sum(np.size(w) for w in model.get_weights()) < 250
+    with (
+        mock.patch.object(GaussianNoise, "sample_all", _a_tenth_less),
+        pytest.raises(AssertionError, match="oise.* has 0.[89].* times the stddev"),
+    ):
+        testing.assert_noise(model, data())
+
+
+def test_half_the_noise_on_a_small_variable_is_found():
+    """A bias of a few numbers, whose draws show little."""
+    model = model_of()
+    name = model.trainable_variables[-1].name
+    with (
+        mock.patch.object(Mechanism, "add_noise", _less_on_a_bias),
+        pytest.raises(AssertionError, match=f"{name}.* is scaled to 0.5 times"),
+    ):
+        testing.assert_noise(model, data())
+
+
+def embedding_model(clip):
     model = tf.keras.Sequential(
         [
             tf.keras.Input((4,), dtype=tf.int32),
@@ -72,11 +126,29 @@ def test_integer_inputs_and_chosen_records():
         ]
     )
     model.compile(
-        dpc.keras.DPSGD(0.1, noise_multiplier=1.0, expected_batch_size=6, clip=0.1),
+        dpc.keras.DPSGD(0.1, noise_multiplier=1.0, expected_batch_size=6, clip=clip),
         tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     rng = np.random.default_rng(0)
-    batch = rng.integers(0, 10, (6, 4)), rng.integers(0, 2, 6)
+    return model, (rng.integers(0, 10, (6, 4)), rng.integers(0, 2, 6))
+
+
+def test_a_forgotten_clip_shows_on_short_records_that_are_integers():
+    """Gradients of a new model may all be shorter than the clip norm."""
+    model, batch = embedding_model(clip=5.0)
+    report = testing.assert_sensitivity(model, batch, records=[1, 4])
+    assert "weight times 1000" in report.record and report.tried == 4
+    assert report.ratio == pytest.approx(1.0, rel=0.02)
+    with (
+        mock.patch.object(PerExampleGradients, "weighted_sum", _no_clip),
+        pytest.raises(AssertionError, match="does not have the privacy it claims"),
+    ):
+        testing.assert_sensitivity(embedding_model(clip=5.0)[0], batch, records=[1, 4])
+
+
+@pytest.mark.slow
+def test_integer_inputs_and_chosen_records():
+    model, batch = embedding_model(clip=0.1)
     report = testing.assert_sensitivity(model, batch, records=[1, 4])
     assert report.tried == 2
     testing.assert_noise(model, batch, steps=12)

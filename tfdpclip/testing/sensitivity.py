@@ -24,6 +24,8 @@ from tfdpclip.testing.probe import (
 
 # Rounding of a float32 step, and of the linearised clip update.
 _TOLERANCE = 0.02
+# If no record comes this near to the limit, the records may be too short to be clipped.
+_NEAR_THE_LIMIT, _HEAVY = 0.9, 1000
 # The levels of the noise. The clip rule's update is not linear in its noise (fractions
 # are clamped), so it is measured on both sides, close to 0.
 _NEAR = 0.01
@@ -50,6 +52,13 @@ class SensitivityReport:
     def ratio(self) -> float:
         """The distance over its limit: above 1, the claim is wrong."""
         return self.distance / self.limit
+
+    def after(self, distance: float, record: str) -> SensitivityReport:
+        """The worst neighbour, once a further neighbour was tried."""
+        tried = self.tried + 1
+        if distance > self.distance:
+            return SensitivityReport(distance, self.limit, record, tried)
+        return dataclasses.replace(self, tried=tried)
 
     def __str__(self) -> str:
         return (
@@ -89,7 +98,8 @@ def assert_sensitivity(
       batch: (x, y) or (x, y, sample_weight), arrays, of one logical step.
       records: the indices of records to remove; by default up to 8, evenly spread.
       extremes: whether to try each record also scaled by 1000, and as NaN
-        (floating-point inputs only).
+        (floating-point inputs only); and, if no record comes near to the limit, with
+        1000 times its weight, so that a forgotten clip shows on short records, too.
 
     Returns:
       The worst neighbour.
@@ -142,27 +152,32 @@ def assert_sensitivity(
     worst = SensitivityReport(0.0, factor / z, "no record", 0)
     if base_weight is None:
         base_weight = np.ones(rows, np.float32)
-    for index in _progress.bar(chosen, title="sensitivity", unit="record"):
-        own = slice(int(index) * each, (int(index) + 1) * each)
-        for change, x in _variants(base_x, own, extremes):
-            without = np.array(base_weight, np.float32)
-            without[own] = 0.0
-            left = np.array(base_weight, np.float32)
-            if not left[own].any():
-                left[own] = 1.0
-            name = f"record {index}{change}"
-            other = _gone(x, own), _gone(base_y, own), without
-            with_it, without_it, gone = (
-                [release(batch, level) for level in _LEVELS]
-                for batch in ((x, base_y, left), (x, base_y, without), other)
-            )
-            distance = max(
-                _distance(with_it, without_it, name), _distance(with_it, gone, name)
-            )
-            tried = worst.tried + 1
-            if distance > worst.distance:
-                worst = SensitivityReport(distance, factor / z, name, tried)
-            worst = dataclasses.replace(worst, tried=tried)
+
+    def tried(variants) -> None:
+        nonlocal worst
+        for index in _progress.bar(chosen, title="sensitivity", unit="record"):
+            own = slice(int(index) * each, (int(index) + 1) * each)
+            for change, x, times in variants(base_x, own):
+                without = np.array(base_weight, np.float32)
+                without[own] = 0.0
+                left = np.array(base_weight, np.float32)
+                if not left[own].any():
+                    left[own] = 1.0
+                left[own] *= times
+                name = f"record {index}{change}"
+                other = _gone(x, own), _gone(base_y, own), without
+                with_it, without_it, gone = (
+                    [release(batch, level) for level in _LEVELS]
+                    for batch in ((x, base_y, left), (x, base_y, without), other)
+                )
+                distance = max(
+                    _distance(with_it, without_it, name), _distance(with_it, gone, name)
+                )
+                worst = worst.after(distance, name)
+
+    tried(_changed if extremes else _unchanged)
+    if extremes and worst.distance < _NEAR_THE_LIMIT * worst.limit:
+        tried(_heavy)
     if not worst.distance <= worst.limit * (1 + _TOLERANCE):
         raise AssertionError(f"{worst}. The step does not have the privacy it claims.")
     return worst
@@ -179,10 +194,15 @@ def _gone(nest: Any, own: slice) -> Any:
     return tf.nest.map_structure(other, nest)
 
 
-def _variants(x: Any, own: slice, extremes: bool):
-    yield "", x
-    if not extremes:
-        return
+def _unchanged(x: Any, own: slice):
+    """A record as it is. Yields words, the inputs, and the factor of its weight."""
+    del own
+    yield "", x, 1
+
+
+def _changed(x: Any, own: slice):
+    """A record as it is and, if it is of floating-point numbers, out of range."""
+    yield from _unchanged(x, own)
     if not all(np.issubdtype(np.asarray(a).dtype, np.floating) for a in _flat(x)):
         return
     for words, change in (
@@ -192,7 +212,13 @@ def _variants(x: Any, own: slice, extremes: bool):
         changed = tf.nest.map_structure(np.array, x)
         for array in _flat(changed):
             array[own] = change(array[own])
-        yield words, changed
+        yield words, changed, 1
+
+
+def _heavy(x: Any, own: slice):
+    """A record of any type, with a gradient that is long for every model."""
+    del own
+    yield f" (weight times {_HEAVY})", x, _HEAVY
 
 
 def _flat(x: Any) -> list:

@@ -261,6 +261,23 @@ def test_compute_gradients_says_that_it_cannot_accumulate():
         optimizer.compute_gradients(w * tf.ones([2]), [w])
 
 
+def test_a_variable_that_the_optimizer_was_not_built_with_is_named():
+    options = {"expected_batch_size": 8, "accumulation_steps": 2}
+    optimizer = DPSGD(0.1, clip=1.0, noise_multiplier=1.0, **options)
+    first, second = tf.Variable(1.0, name="first"), tf.Variable(1.0, name="second")
+
+    @tf.function
+    def step(x, both):
+        with tf.GradientTape() as tape:
+            losses = (first * second * x) ** 2
+        variables = [first, second] if both else [first]
+        optimizer.minimize(losses, variables, tape=tape)
+
+    step(tf.ones([4]), False)
+    with pytest.raises(ValueError, match=r"var_list has second.*optimizer\.build\("):
+        step(tf.ones([4]), True)
+
+
 @pytest.mark.slow
 def test_no_batch_is_added_twice_in_the_place_of_another():
     """The step count is right, but a step has every record of one batch twice."""

@@ -56,6 +56,10 @@ class TestMismatchIsRefused:
         optimizer = Optimizer(expected_batch_size=5)
         self._assert_refused(poisson(0.1), budget, "Poisson, rate 0.1", optimizer)
 
+    def test_batches_that_were_made_twice(self):
+        budget = PrivacyBudget(math.inf, DELTA, poisson(0.1))
+        self._assert_refused(poisson(0.1), budget, "another object than the batches")
+
     def test_another_scheme(self):
         shuffled = sampling.ShuffledEpochs(10, RECORDS).batches(small_data())
         budget = PrivacyBudget(math.inf, DELTA, poisson())

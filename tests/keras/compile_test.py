@@ -1,5 +1,7 @@
 """Ordinary compile and fit: every loss against one example at a time, noise off."""
 
+import math
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,8 +15,11 @@ from tests.keras.helpers import (
     gradients_one_at_a_time,
     mostly_slow,
 )
-from tests.stack import KERAS_3, MEAN
+from tests.stack import KERAS_3, MEAN, keras2_only
 from tfdpclip.clipping import FixedClip
+from tfdpclip.gradients import LossStructureError
+from tfdpclip.keras import PrivacyBudget
+from tfdpclip.sampling import Poisson
 
 COUNT, EXPECTED = 7, 10
 RULE = FixedClip(0.3)
@@ -282,7 +287,9 @@ class Penalised(tf.keras.Model):
         hidden = self.hidden(x)
         outputs = self.out(hidden)
         each = tf.reduce_sum(tf.square(hidden), axis=1)
-        if self.kind == "mean":
+        if self.kind == "each":
+            self.add_loss(each)
+        elif self.kind == "mean":
             self.add_loss(tf.reduce_mean(each))
         elif self.kind == "mean_scaled":
             self.add_loss(0.5 * tf.reduce_mean(tf.square(hidden)))
@@ -300,6 +307,17 @@ def test_add_loss(kind, static):
     regulariser = model.of_weights if kind == "weights" else None
     x, y = numbers(3), numbers(1, seed=1)
     check(model, "mse", x, y, regulariser=regulariser, static=static)
+
+
+@keras2_only("Keras 3 adds losses of any shapes")
+def test_a_loss_for_each_example_that_is_added_is_named_with_the_line():
+    batches = Poisson(0.5).batches((numbers(3), numbers(1, seed=1)))
+    model = Penalised("each")
+    options = {"noise_multiplier": 1.0, "expected_batch_size": COUNT / 2}
+    model.compile(DPSGD(0.1, clip=RULE, **options), "mse")
+    budget = PrivacyBudget(math.inf, 1e-5, batches)
+    with pytest.raises(LossStructureError, match=r"add_loss\(tf\.reduce_mean\(losses"):
+        model.fit(batches, verbose=0, callbacks=[budget])
 
 
 def sequence_model(units=1, activation=None):

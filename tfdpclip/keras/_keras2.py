@@ -192,6 +192,10 @@ def is_compiled(model: Any) -> bool:
     return getattr(model, "compiled_loss", None) is not None
 
 
+#: The line of Keras whose error means that a loss for each example was added.
+ADDS_LOSSES = "tf.add_n(total_loss_mean_values)"
+
+
 def unweighted_metrics(model: Any) -> list[Any]:
     """The `metrics` that a model was compiled with, in a flat list with None."""
     compiled = getattr(model, "compiled_metrics", None)

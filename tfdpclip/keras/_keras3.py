@@ -247,6 +247,10 @@ def is_compiled(model: Any) -> bool:
     return bool(getattr(model, "compiled", False))
 
 
+#: Nothing: Keras adds losses of any shapes.
+ADDS_LOSSES = None
+
+
 def unweighted_metrics(model: Any) -> list[Any]:
     """The `metrics` that a model was compiled with, in a flat list with None."""
     compiled = getattr(model, "_compile_metrics", None)

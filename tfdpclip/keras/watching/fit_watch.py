@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,6 +13,7 @@ from tfdpclip import _progress, _tf_private
 from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped, whole_number
 from tfdpclip.accounting.phases import PrivacyMismatchError
+from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.graph.op_copies import calls_python
 from tfdpclip.gradients.loss.state import PUBLIC_COPY
 from tfdpclip.keras import _compat, replicas
@@ -213,6 +214,7 @@ class FitWatch:
                 self._building(function) if new else contextlib.nullcontext(),
                 self._around(),
                 self._step.in_place(self._batches),
+                _explain_added_losses(),
                 explain_lost_workers(several),
                 explain_cancelled_replicas(1 if several else self._replicas),
             ):
@@ -285,11 +287,19 @@ class FitWatch:
         if source._drawer is not self._drawer and (
             self._exact or source.scheme != self._drawer.scheme
         ):
-            raise PrivacyMismatchError(
-                f"The data of fit were drawn by {source.scheme.describe()}, but the "
-                "accounted batches are drawn by "
-                f"{self._drawer.scheme.describe()}." + see("batches-drawn-another-way")
+            found, counted = source.scheme.describe(), self._drawer.scheme.describe()
+            problem = (
+                f"The data of fit were drawn by {found}, but the accounted batches are "
+                f"drawn by {counted}."
             )
+            if found == counted:
+                problem = (
+                    f"The data of fit, drawn by {found}, are another object than the "
+                    "batches of the budget, which would begin other draws. Make them "
+                    "once: batches = plan.batches(data); then callbacks=plan.callbacks "
+                    "and fit(batches, ...)."
+                )
+            raise PrivacyMismatchError(problem + see("batches-drawn-another-way"))
         if source._replicas != self._replicas:
             raise PrivacyMismatchError(
                 f"The data of fit are draws for {source._replicas} replicas, but "
@@ -510,6 +520,22 @@ class FitWatch:
             + _budget_with("allow_outside_updates=True")
             + see("updates-by-something-else")
         )
+
+
+@contextlib.contextmanager
+def _explain_added_losses() -> Iterator[None]:
+    """Says what to write for Keras's error about the shapes of added losses."""
+    try:
+        yield
+    except ValueError as error:
+        if _compat.ADDS_LOSSES is None or _compat.ADDS_LOSSES not in str(error):
+            raise
+        raise LossStructureError(
+            "add_loss was given a loss for each example, and Keras 2 adds numbers "
+            "only. Write self.add_loss(tf.reduce_mean(losses)): each example's part of "
+            "the mean is clipped with its own loss."
+            + see("losses-that-divide-by-the-batch")
+        ) from error
 
 
 class _WatchedCall:

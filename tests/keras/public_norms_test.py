@@ -17,12 +17,15 @@ from tests.keras.helpers import (
     some_data,
 )
 from tests.stack import MEAN, names_of
+from tfdpclip.accounting import PrivacyMismatchError
 from tfdpclip.clipping import FixedClip, LayerwiseClip, PublicNormClip, ScaledClip
 from tfdpclip.keras import (
+    PrivacyBudget,
     PublicBatchStatistics,
     PublicGradientNorms,
     public_gradient_norms,
 )
+from tfdpclip.sampling import Poisson
 
 pytestmark = pytest.mark.unchecked
 
@@ -437,3 +440,38 @@ def test_layerwise_clipping_learns_digits(rule):
     )
     _, accuracy = model.evaluate(x[1500:], y[1500:], verbose=0)
     assert accuracy > 0.6
+
+
+class TestDataAreClaimedToBePublic:
+    """A budget refuses private arrays, and the statement has every claim."""
+
+    def _fit(self, data, public, clip=None, **options):
+        optimizer = DPSGD(
+            0.1,
+            clip=clip or PublicNormClip(0.5),
+            noise_multiplier=1.0,
+            expected_batch_size=len(data[0]) / 2,
+            **options,
+        )
+        model, batches = dense(optimizer), Poisson(0.5).batches(data)
+        budget = PrivacyBudget(math.inf, 1e-5, batches)
+        model.fit(batches, verbose=0, callbacks=[budget, *public])
+        return str(budget.statement)
+
+    def test_data_of_the_private_batches_are_refused(self):
+        x, y = map(np.asarray, PRIVATE)
+        for public in ((x, y), (x[:8], y[:8]), (x[::2], y[::2].copy())):
+            with pytest.raises(PrivacyMismatchError, match="in the private batches"):
+                self._fit((x, y), [PublicGradientNorms(public)])
+
+    def test_another_part_of_the_same_arrays_may_be_public(self):
+        x, y = map(np.asarray, PRIVATE)
+        found = self._fit((x[8:], y[8:]), [PublicGradientNorms((x[:8], y[:8]))])
+        assert "the data of PublicGradientNorms are public" in found
+        assert "the numbers that PublicNormClip takes for public" in found
+
+    def test_numbers_and_variables_are_named(self):
+        clip = ScaledClip([1.0, 2.0], 0.5)
+        found = self._fit(PRIVATE, [], clip, public_variables=["teacher"])
+        assert "the numbers that ScaledClip takes for public" in found
+        assert "the public_variables 'teacher' hold no private data" in found

@@ -44,7 +44,9 @@ class PrivacyMismatchError(ValueError):
 
 
 def clip_assumptions(clip: Any) -> list[str]:
-    """Returns a statement's assumptions about a clip rule from outside the library.
+    """Returns a statement's assumptions about a clip rule.
+
+    They are about public numbers, and about rules from outside of the library.
 
     Args:
       clip: a clip rule, or its settings in words or numbers, with no assumptions.
@@ -53,12 +55,20 @@ def clip_assumptions(clip: Any) -> list[str]:
         return []
     from tfdpclip.clipping import ClipRule  # Imports TensorFlow; most callers do not.
 
-    return [
+    if not isinstance(clip, ClipRule):
+        return []
+    texts = [
         f"{type(rule).__name__}, which is no clip rule of this library, weighs each "
         "record by its own norm and public numbers alone"
         for rule in _arguments.foreign(clip, ClipRule)
-        if isinstance(clip, ClipRule)
     ]
+    if clip.takes_public_norms:
+        name = type(clip).__name__
+        texts.append(
+            f"the numbers that {name} takes for public do not come from the "
+            "private records"
+        )
+    return texts
 
 
 @dataclasses.dataclass

@@ -18,7 +18,12 @@ from tfdpclip.accounting.statement import PrivacyStatement
 from tfdpclip.keras import _compat
 from tfdpclip.keras.matrix_run import MatrixRun
 from tfdpclip.keras.public_metrics import PublicMetrics
-from tfdpclip.keras.watching import adapted_layers, choosing_callbacks, seeded_layers
+from tfdpclip.keras.watching import (
+    adapted_layers,
+    choosing_callbacks,
+    public_claims,
+    seeded_layers,
+)
 from tfdpclip.keras.watching.agreement import Agreement
 from tfdpclip.keras.watching.draw_check import DrawCheck
 from tfdpclip.keras.watching.executions import Executions, refuse_overrun
@@ -217,6 +222,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         )
         drawer = self._draws.drawer
         if drawer is not None:
+            public_claims.refuse_private_data(drawer.source.arrays)
             length = drawer.scheme.steps_per_epoch(drawer.population) * drawer.pieces
             refuse_overrun(self.model, self.params, length)
         pieces = int(self._optimizer.accumulation_steps)
@@ -250,7 +256,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             noise_multiplier=self._z, change=self._allow_change, **self._phase
         )
         self._run.note_phase()
-        for found in (adapted_layers, seeded_layers, choosing_callbacks):
+        sources = (adapted_layers, seeded_layers, choosing_callbacks, public_claims)
+        for found in sources:
             for text in found.assumptions_about(self.model):
                 self._ledger.assume(text)
         if self._allow_outside_updates:

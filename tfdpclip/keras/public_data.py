@@ -17,6 +17,7 @@ from tfdpclip.gradients.loss import drawn_rows
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.isolation import check_model
 from tfdpclip.keras.watching.private_state import PUBLIC_COPY
+from tfdpclip.keras.watching.public_claims import DATA
 
 
 def _batches(data: Any, batch_size: int) -> Iterator[tuple[Any, Any, Any]]:
@@ -50,6 +51,7 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
     def __init__(self, data: Any, batch_size: int = 256):
         super().__init__()
         self._data = check_data("data", data)
+        setattr(self, DATA, data)
         self._batch_size = _arguments.integer("batch_size", batch_size, minimum=1)
         self._attached: tf.keras.Model | None = None
         self._current: int | None = None
@@ -234,6 +236,7 @@ class PublicGradientNorms(tf.keras.callbacks.Callback):
     def __init__(self, data: Any, every: str | int = "epoch", batch_size: int = 64):
         super().__init__()
         self._data = check_data("data", data)
+        setattr(self, DATA, data)
         self._batch_size = _arguments.integer("batch_size", batch_size, minimum=1)
         if not (isinstance(every, str) and every == "epoch"):
             every = _arguments.integer("every", every, minimum=1)

@@ -20,6 +20,13 @@ def calling_fit() -> types.FrameType | None:
     return frame
 
 
+def callbacks_of_fit() -> list[Any]:
+    """The callbacks of the running call of `fit`."""
+    frame = calling_fit()
+    given = None if frame is None else frame.f_locals.get("callbacks")
+    return list(getattr(given, "callbacks", None) or ())
+
+
 def assumptions_about(model: Any) -> list[str]:
     """What a statement says of the callbacks of the running call of `fit`.
 
@@ -28,10 +35,8 @@ def assumptions_about(model: Any) -> list[str]:
     steps depend on it.
     """
     del model
-    frame = calling_fit()
-    given = None if frame is None else frame.f_locals.get("callbacks")
     texts = []
-    for callback in getattr(given, "callbacks", None) or ():
+    for callback in callbacks_of_fit():
         read = getattr(callback, "monitor", None)
         if isinstance(callback, tf.keras.callbacks.TerminateOnNaN):
             read = "loss"

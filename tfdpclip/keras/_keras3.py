@@ -450,6 +450,12 @@ def own_rate(optimizer: Any) -> Any:
     return unwrapped(getattr(optimizer, "_learning_rate", None))
 
 
+def known_to(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
+    """The variables, of a list, that a built optimizer was built for."""
+    known = optimizer._trainable_variables_indices
+    return [v for v in variables if optimizer._var_key(v) in known]
+
+
 def place_of(optimizer: Any, variable: tf.Variable) -> int:
     """The index of a variable's slots in the optimizer."""
     return optimizer._get_variable_index(variable)

@@ -8,13 +8,14 @@ everything in `_unsaved` are never saved.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdpclip._outside import outside_of_functions
 from tfdpclip._schedules import traced_of_step, value_at
-from tfdpclip._variables import all_unwrapped, unwrapped
+from tfdpclip._variables import all_unwrapped, path_of, unwrapped
 from tfdpclip.clipping import ClipRule, Groups, bound_rule
 from tfdpclip.clipping.groups import by_group
 from tfdpclip.gradients.checks.status import CheckStatus
@@ -88,7 +89,8 @@ class OptimizerVariables(OptimizerSettings):
     def build(self, var_list):
         """Makes the variables. The un-noised sums among them are never saved."""
         super().build(var_list)
-        var_list = all_unwrapped(var_list)
+        # A built optimizer is never built again, and trains no further variables.
+        var_list = all_unwrapped(_compat.known_to(self, var_list))
         mark_trained_privately(var_list, self._step_history.counter)
         self._step_history.trains(var_list)
         if self._bound_mechanism is None:
@@ -103,6 +105,38 @@ class OptimizerVariables(OptimizerSettings):
             self._step_history.prepare()
         if self._accumulation_steps > 1 and replicas.count() == 1:
             self._make_sums(kept.here, var_list)
+
+    def refuse_unknown(
+        self, var_list: Sequence[Any], *, any_known: bool = False
+    ) -> None:
+        """Raises for variables that the optimizer was not built for.
+
+        Args:
+          var_list: the variables to train.
+          any_known: whether a single known variable is enough: a `train_step` may train
+            some of a model's variables.
+
+        Raises:
+          ValueError: if the optimizer is built, and has no state for a variable.
+        """
+        if not self._unsaved.built:
+            return
+        known = {id(v) for v in _compat.known_to(self, var_list)}
+        new = [path_of(v) for v in var_list if id(v) not in known]
+        if not new or (any_known and known):
+            return
+        more = f" and {len(new) - 1} more" if len(new) > 1 else ""
+        raise ValueError(
+            f"This {type(self).__name__} was built for other variables, and cannot "
+            f"train {new[0]!r}{more}: layers were made, unfrozen or given LoRA since, "
+            "or the optimizer was used with another model. Make a new optimizer for "
+            "each model and each phase, and compile again: "
+            "model.compile(plan.optimizer(...), loss). Steps of the old and the new "
+            "optimizer add up in one ledger: fit with plan.callbacks of the same plan, "
+            "or with a PrivacyBudget of the same ledger. For other settings make a "
+            "second plan, PrivacyPlan(..., ledger=plan.ledger, allow_change=True): "
+            "see docs/plan.md#a-second-phase."
+        )
 
     def _make_sums(self, local: _ReplicaState, var_list: list[tf.Variable]) -> None:
         """Makes a replica's sums: its own values, in variables of no strategy."""

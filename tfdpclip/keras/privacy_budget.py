@@ -17,6 +17,7 @@ from tfdpclip.accounting.phases import PrivacyMismatchError, refuse_other_use
 from tfdpclip.accounting.statement import PrivacyStatement
 from tfdpclip.keras import _compat
 from tfdpclip.keras.matrix_run import MatrixRun
+from tfdpclip.keras.optimizer_variables import OptimizerVariables
 from tfdpclip.keras.public_metrics import PublicMetrics
 from tfdpclip.keras.watching import (
     adapted_layers,
@@ -204,6 +205,10 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             )
         self._settle(optimizer)
         if self.model.built:
+            if isinstance(optimizer, OptimizerVariables):
+                # A train_step of the user may train a part of the model.
+                own = type(self.model).train_step is not tf.keras.Model.train_step
+                optimizer.refuse_unknown(self.model.trainable_variables, any_known=own)
             optimizer.build(self.model.trainable_variables)
         self._optimizer = optimizer
         self._metrics = PublicMetrics(optimizer)

@@ -85,6 +85,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             )
         refuse_repeated("var_list", var_list)
         given, var_list = var_list, all_unwrapped(var_list)
+        self.refuse_unknown(given)
         if not self._unsaved.built:
             outside_of_functions(lambda: self.build(given), var_list)
         else:

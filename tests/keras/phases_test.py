@@ -2,14 +2,16 @@
 
 import math
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
-from tests.keras.watched import DELTA, RECORDS, small_data
+from tests.keras.watched import DELTA, RECORDS, private, small_data
 from tests.stack import KERAS_3
 from tfdpclip import sampling
-from tfdpclip.accounting import Ledger
+from tfdpclip._variables import unwrapped
+from tfdpclip.accounting import Ledger, PrivacyMismatchError
 from tfdpclip.keras import PrivacyBudget
 
 pytestmark = pytest.mark.unchecked
@@ -109,3 +111,65 @@ class TestAUsedOptimizer:
         step_of(first)()
         with pytest.raises(ValueError, match="used with another model"):
             step_of(second)()
+
+
+class Coded(tf.keras.Model):
+    """A model whose step may set a frozen kernel from the batch's activations."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.code, self.last = L.Dense(2), L.Dense(2), L.Dense(1)
+        self.sets = False
+
+    def call(self, x):
+        return self.last(self.code(self.first(x)))
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        if self.sets:
+            hidden = self.first(data[0])
+            code = tf.matmul(hidden, hidden, transpose_a=True) / RECORDS
+            unwrapped(self.code.kernel).assign(code)
+        return logs
+
+
+class _Sets(tf.keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        kernel = unwrapped(self.model.code.kernel)
+        kernel.assign(kernel * np.float32(0.9))
+
+
+class TestALayerThatIsFrozen:
+    """A frozen layer that the same optimizer trained before."""
+
+    @staticmethod
+    def _frozen(batches):
+        model, ledger = Coded(), Ledger(DELTA, "rdp")
+        model(small_data()[0])
+        model.compile(private(), "mse")
+        fit(model, batches, ledger)
+        model.code.trainable = False
+        return model, ledger
+
+    def test_trains_on(self, batches):
+        model, ledger = self._frozen(batches)
+        model.compile(model.optimizer, "mse")
+        before = model.code.get_weights()
+        fit(model, batches, ledger)
+        assert ledger.steps == 20
+        for value, was in zip(model.code.get_weights(), before, strict=True):
+            np.testing.assert_array_equal(value, was)
+
+    @pytest.mark.filterwarnings("ignore::tfdpclip.keras.PrivateStateWarning")
+    def test_is_not_set_by_the_step(self, batches):
+        model, ledger = self._frozen(batches)
+        model.sets = True
+        model.compile(model.optimizer, "mse")
+        with pytest.raises(PrivacyMismatchError, match="updated by the training step"):
+            fit(model, batches, ledger)
+
+    def test_is_not_set_by_a_callback(self, batches):
+        model, ledger = self._frozen(batches)
+        model.compile(model.optimizer, "mse")
+        with pytest.raises(PrivacyMismatchError, match="updated between two steps"):
+            fit(model, batches, ledger, [_Sets()])

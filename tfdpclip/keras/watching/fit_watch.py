@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from tfdpclip import _progress, _tf_private
 from tfdpclip._docs import see
-from tfdpclip._variables import all_unwrapped, whole_number
+from tfdpclip._variables import all_unwrapped, components, whole_number
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.graph.op_copies import calls_python
-from tfdpclip.gradients.loss.state import PUBLIC_COPY
+from tfdpclip.gradients.loss.state import PUBLIC_COPY, TRAINED_PRIVATELY
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.watching import constant_state, private_state
 from tfdpclip.keras.watching.executions import runs_eagerly
@@ -388,9 +388,22 @@ class FitWatch:
         weights = all_unwrapped(self._model.trainable_variables)
         averages = []
         if isinstance(self._history, StepHistory):
+            weights += self._frozen_since()
             weights += self._optimizer.carried_between_steps()
             averages = self._optimizer.averages()
         return WeightWatch(weights, self._history.counter, averages)
+
+    def _frozen_since(self) -> list[tf.Variable]:
+        """Weights that this optimizer trained before they were frozen.
+
+        Losses may read them, as they read trained weights.
+        """
+        counter = self._history.counter
+        return [
+            v
+            for v in self._kept()
+            if getattr(components(v)[0], TRAINED_PRIVATELY, None) is counter
+        ]
 
     def _traces_since(self, function: Callable) -> Iterable | None:
         """All traces of the training step, or () if there is no new trace.

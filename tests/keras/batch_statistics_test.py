@@ -288,3 +288,69 @@ def test_statistics_that_are_put_back_are_not_read_before_that():
     model.compile(DPSGD(0.1, clip=C, **options), "mse")
     with pytest.raises(Exception, match="The loss reads the variable"):
         model.fit(x, y, batch_size=8, verbose=0, callbacks=[PublicBatchStatistics(x)])
+
+
+class ReadsStatistics(Subclassed):
+    """Trains in inference mode."""
+
+    def train_step(self, data):
+        x, y, w = tf.keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=False), w)
+        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        return {"loss": loss}
+
+
+class MetricsAfterwards(ReadsStatistics):
+    """Measures the new weights by a second call, in training mode."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return logs | {"mean": tf.reduce_mean(self(data[0], training=True))}
+
+
+@pytest.mark.parametrize("unit", ["example", "batch"])
+@pytest.mark.parametrize("options", [{}, {"steps_per_execution": 3}], ids=str)
+@pytest.mark.thinned(2)
+def test_a_step_that_writes_statistics_after_the_private_step_is_refused(unit, options):
+    x, y = some_data(24, 3)
+    model = MetricsAfterwards()
+    model(x)
+    size = {"expected_batch_size": 8} if unit == "example" else {}
+    optimizer = DPSGD(0.1, clip=C, noise_multiplier=1.0, unit=unit, **size)
+    model.compile(optimizer, "mse", **options)
+    callbacks = [PublicBatchStatistics(x)]
+    with pytest.raises(Exception, match="training=False"):
+        model.fit(x, y, batch_size=8, verbose=0, callbacks=callbacks)
+
+
+def test_statistics_that_are_written_after_the_step_are_not_read_in_the_next():
+    """In a loop, which no callback watches."""
+    x, y = some_data(8, 3)
+    model = bn_sequential()
+    PublicBatchStatistics(x).attach(model)
+    optimizer = DPSGD(0.1, clip=C, noise_multiplier=1.0, expected_batch_size=8)
+
+    @tf.function
+    def step():
+        losses = tf.square(model(x, training=False) - y)[:, 0]
+        optimizer.minimize(losses, model.trainable_variables)
+        return model(x, training=True)
+
+    step()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="training=False"):
+        step()
+
+
+@pytest.mark.slow
+def test_statistics_that_are_computed_again_may_be_read():
+    """In every epoch, the public statistics are others."""
+    x, y = some_data(24, 3)
+    model = ReadsStatistics()
+    model(x)
+    options = {"noise_multiplier": 1.0, "expected_batch_size": 8}
+    model.compile(DPSGD(0.1, clip=C, **options), "mse")
+    seen = [v.numpy() for v in statistics(model)]
+    public = PublicBatchStatistics(x)
+    model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[public])
+    assert any(np.any(v != w) for v, w in zip(statistics(model), seen, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from tfdpclip import _arguments
 from tfdpclip._data import as_batches, check_data
+from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.clipping import layer_of
 from tfdpclip.gradients import PerExampleGradients
@@ -37,7 +39,8 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
     epoch and at the end of training. Without the callback, `fit` refuses such a model.
 
     *Formal guarantees*: a layer's moving mean and variance depend on the weights and on
-    `data` alone.
+    `data` alone. A training step that calls the model in training mode again, after the
+    private step, raises in `fit`.
 
     Args:
       data: public inputs: an array, (x, y), or a `tf.data.Dataset` of batches. The
@@ -55,6 +58,8 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
         self._batch_size = _arguments.integer("batch_size", batch_size, minimum=1)
         self._attached: tf.keras.Model | None = None
         self._current: int | None = None
+        # The statistics before the first execution of an epoch.
+        self._before: list[np.ndarray] | None = None
 
     def attach(self, model: tf.keras.Model) -> PublicBatchStatistics:
         """Marks the model's statistics and computes them, for loops without `fit`."""
@@ -109,6 +114,39 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
         del logs
         self.attach(self.model)
         self._current = self._iterations()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        del epoch, logs
+        self._before = None
+
+    def on_train_batch_begin(self, batch, logs=None):
+        del batch, logs
+        if self._before is None:
+            self._before = [v.numpy() for v in self._statistics()]
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Raises if an epoch's first execution leaves statistics of its batches."""
+        del batch, logs
+        if not self._before:
+            return
+        before, self._before = self._before, []
+        same = functools.partial(np.array_equal, equal_nan=True)
+        for variable, was in zip(self._statistics(), before, strict=True):
+            now = variable.numpy()
+            copy = getattr(variable, PUBLIC_COPY).numpy()
+            if not (same(now, was) or same(now, copy)):
+                raise ValueError(
+                    f"The training step writes averages of private batches to "
+                    f"{variable.name}, without noise, after the private step: it calls "
+                    "the model in training mode again. Write model(x, training=False) "
+                    "wherever the result is not in the loss (for metrics, for "
+                    "example)." + see("batch-statistics")
+                )
+
+    def _statistics(self) -> list[tf.Variable]:
+        pairs = ((part.moving_mean, part.moving_variance) for part in self._layers())
+        found = [variable for pair in pairs for variable in all_unwrapped(pair)]
+        return [v for v in found if getattr(v, PUBLIC_COPY, None) is not None]
 
     def on_test_begin(self, logs=None):
         del logs

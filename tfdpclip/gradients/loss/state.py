@@ -100,6 +100,8 @@ class StateRead:
         step's end; None if it is not known.
       releases: the count of releases of the private optimizer that trains the variable,
         if there is such an optimizer: each release changes the variable.
+      copy: the variable's public copy, if there is one: the step sets the variable
+        back to the copy, if the loss's graph writes to the variable.
     """
 
     handle: tf.Tensor
@@ -109,6 +111,7 @@ class StateRead:
     written: bool = False
     before: tf.Tensor | None = None
     releases: tf.Variable | None = None
+    copy: tf.Variable | None = None
 
 
 def public_handles(
@@ -140,6 +143,9 @@ def find_state_reads(
       gradients: the ops of the loss's gradients: a custom gradient function may read
         variables that the loss does not read.
 
+    Returns:
+      The variables. Variables with a public copy are among them.
+
     Raises:
       ExampleIsolationError: if the graph writes values that depend on a batch to a
         variable that the loss reads.
@@ -168,13 +174,21 @@ def find_state_reads(
                     if _writes_data(writer, flows):
                         _refuse(handle.op.name, writer)
             if flows.is_public(handle):
-                if getattr(variables.get(id(root)), PUBLIC_COPY, None) is not None:
+                variable = variables.get(id(root))
+                copy = getattr(variable, PUBLIC_COPY, None)
+                if copy is not None:
                     # The variable is set back after the step, so a loss that reads the
                     # variable before the write reads the public copy.
                     writers = writers or _writers(graph)
-                    for writer in writers.get(id(root), ([], None))[0]:
+                    wrote, before = writers.get(id(root), ([], None))
+                    for writer in wrote:
                         if _is_before(writer, op) and _writes_data(writer, flows):
                             _refuse(handle.op.name, writer)
+                    # Writes behind this step are in no graph that is known yet.
+                    name = variable.name
+                    found[id(root)] = StateRead(
+                        handle, root, name, variable, bool(wrote), before, copy=copy
+                    )
                 continue
             if id(root) in found:
                 continue

@@ -78,7 +78,8 @@ class ConstantState:
     `raise_if_changed` raises later. Larger variables are compared on steps 1, 2, 4, 8,
     ... and on every 256th step. A variable that a second private optimizer trains may
     change after a release by that optimizer, and a variable that a step of `fit` makes
-    of releases alone (`released_updates`) after each step.
+    of releases alone (`released_updates`) after each step. A variable with a public
+    copy may change to the value of the copy.
     """
 
     def __init__(self):
@@ -178,6 +179,9 @@ class ConstantState:
             same = tf.less(before, 0) | tf.equal(before, began)
             if any(reads[i].releases is not None for i in members):
                 same |= self._released(reads, slots, members)
+            if any(reads[i].copy is not None for i in members):
+                copies = tf.stack([_sum_of_copy(reads[i]) for i in members])
+                same |= tf.equal(copies, began)
             keep = tf.logical_not(same) | tf.equal(before, _EXEMPT)
             if not in_xla():
                 names = [reads[i].name for i in members]
@@ -236,7 +240,9 @@ _FIX = (
     "Values written after minimize, or in a callback, may come from private data, "
     "and would reach the gradients of all examples without clipping and noise. If the "
     "values are public (the average of a trained model, a schedule), name the "
-    "variable: dpc.keras.DPSGD(..., public_variables=['its_name'])."
+    "variable: dpc.keras.DPSGD(..., public_variables=['its_name']). Averages of batch "
+    "normalisation are no public values: call the model with training=False wherever "
+    "its result is not in the loss (for metrics, for example)."
     + see("state-that-a-loss-reads")
 )
 
@@ -269,6 +275,13 @@ def _value(read: StateRead) -> tf.Tensor:
 def _size(value: tf.Tensor) -> int:
     count = value.shape.num_elements()
     return _SMALL_ENTRIES + 1 if count is None else count
+
+
+def _sum_of_copy(read: StateRead) -> tf.Tensor:
+    """The checksum of a public copy; without a copy, no checksum of any variable."""
+    if read.copy is None:
+        return tf.constant(_UNKNOWN, tf.int64)
+    return _sum_of_bits(tf.convert_to_tensor(read.copy))
 
 
 def _sum_of_bits(value: tf.Tensor) -> tf.Tensor:

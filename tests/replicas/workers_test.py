@@ -300,7 +300,9 @@ def test_workers_that_have_the_records_in_another_order_are_refused(tmp_path):
         pytest.param({"draws": 3}, "differ in the sampling", marks=pytest.mark.slow),
         pytest.param({"seed": 4}, "differ in the optimizer", marks=pytest.mark.slow),
         pytest.param({"steps": 7}, "differ in fit", marks=pytest.mark.slow),
-        pytest.param({"epsilon": 9.0}, "differ in PrivacyBudget", marks=pytest.mark.slow),
+        pytest.param(
+            {"epsilon": 9.0}, "differ in PrivacyBudget", marks=pytest.mark.slow
+        ),
         pytest.param(
             {"moved": True}, "differ from the chief's", marks=pytest.mark.slow
         ),

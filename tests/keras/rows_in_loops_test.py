@@ -540,6 +540,16 @@ class TestStepsOfALedger:
                 with ledger.step():
                     model.train_on_batch(x, y, w)
 
+    def test_draws_of_an_earlier_fit_are_no_draws_of_the_loop(self):
+        model, data = self._trained_on_batches(), batches()
+        model.fit(data.take(2), verbose=0)
+        ledger = self._ledger(data)
+        with pytest.raises(PrivacyMismatchError, match="2 steps, and 1 were drawn"):
+            for x, y, w in data.take(1):
+                for _ in range(2):
+                    with ledger.step():
+                        model.train_on_batch(x, y, w)
+
     @pytest.mark.parametrize("way", ["list", "prefetch", "iterator", "peek"])
     def test_one_train_on_batch_for_each_draw_is_what_is_said(self, way):
         """Elements from before `begin` that no step used are draws, too."""

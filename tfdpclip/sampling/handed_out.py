@@ -127,6 +127,7 @@ def remember_elements(iterator: Iterator, drawer: Drawer) -> Iterator:
     """Wraps the iterator, and remembers the elements that eager code takes."""
     # The data set that the iterator goes through keeps the drawer alive.
     known = weakref.ref(drawer)
+    drawer.draws.iterators.add(iterator)
 
     def note(element):
         found = known()
@@ -158,6 +159,11 @@ def remember_dealt(
       strategy: its strategy.
       drawers: the drawers of this machine.
     """
+
+    for known in drawers:
+        drawer = known()
+        if drawer is not None:
+            drawer.draws.dealt = True
 
     def note(element):
         parts = tf.nest.map_structure(strategy.experimental_local_results, element)

@@ -43,12 +43,16 @@ class Draws:
       drawn: the number of elements drawn.
       taken: the number of those that eager code took.
       waiting: the taken elements that are remembered, with `released` and `held`.
+      iterators: the iterators of eager code, which may have drawn ahead.
+      dealt: whether the elements are dealt to replicas, and so drawn ahead.
     """
 
     def __init__(self, drawer: Any):
         self.scheme, self.pieces = drawer.scheme, drawer.pieces
         self.drawn = self.taken = 0
         self.waiting: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.dealt = False
         self._drawer = weakref.ref(drawer)
         # Kept when the drawer is gone: a program may hold its elements.
         _DRAWS.append(self)
@@ -63,7 +67,10 @@ class Draws:
         """How many elements a later step cannot use: they were used, or are gone."""
         alive = self._drawer() is not None
         unused = sum(not e.released and (alive or e.held) for e in list(self.waiting))
-        return (self.taken if alive else self.drawn) - unused
+        # What `fit` drew, which no eager code took, is not ahead of any step.
+        eager = self.taken > 0 and len(self.iterators) > 0
+        ahead = alive and (self.dealt or eager)
+        return (self.taken if ahead else self.drawn) - unused
 
 
 _DRAWS: list[Draws] = []

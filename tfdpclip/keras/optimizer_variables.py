@@ -129,8 +129,9 @@ class OptimizerVariables(OptimizerSettings):
         raise ValueError(
             f"This {type(self).__name__} was built for other variables, and cannot "
             f"train {new[0]!r}{more}: layers were made, unfrozen or given LoRA since, "
-            "or the optimizer was used with another model. Make a new optimizer for "
-            "each model and each phase, and compile again: "
+            "or the optimizer was used with another model. For steps that train parts "
+            "of the variables in turn, call optimizer.build(all_variables) before the "
+            "first. Make a new optimizer for each model and each phase, and compile: "
             "model.compile(plan.optimizer(...), loss). Steps of the old and the new "
             "optimizer add up in one ledger: fit with plan.callbacks of the same plan, "
             "or with a PrivacyBudget of the same ledger. For other settings make a "

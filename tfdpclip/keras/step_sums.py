@@ -120,12 +120,4 @@ class StepSums:
         return int(self._filled) if whole else 0
 
     def _of(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
-        for variable in variables:
-            if id(variable) not in self._places:
-                raise ValueError(
-                    f"var_list has {variable.name}, which the optimizer did not have "
-                    "when it was built, so there is no sum for its batches. Call "
-                    "optimizer.build(model.trainable_variables), with all variables of "
-                    "all steps, before the first step."
-                )
         return [self._sums[self._places[id(v)]] for v in variables]

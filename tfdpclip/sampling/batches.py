@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -179,6 +180,7 @@ class Batches(tf.data.Dataset):
         # The number of replicas that contribute to a draw.
         self._replicas = 1
         self._ahead = steps, prefetch
+        self._drawer.draws.ahead = max(self._drawer.draws.ahead, prefetch)
         # Earlier data sets of the same draws, by the lengths of their elements.
         self._others: dict = {}
         self._by_class = False
@@ -520,6 +522,8 @@ class Batches(tf.data.Dataset):
             if buffer_size == tf.data.AUTOTUNE:
                 return self
             raise ValueError(NO_PREFETCH)
+        more = math.inf if buffer_size == tf.data.AUTOTUNE else buffer_size
+        self._drawer.draws.ahead += more
         return self._derived(
             lambda data: tf.data.Dataset.prefetch(data, buffer_size, name)
         )

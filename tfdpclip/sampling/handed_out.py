@@ -160,11 +160,6 @@ def remember_dealt(
       drawers: the drawers of this machine.
     """
 
-    for known in drawers:
-        drawer = known()
-        if drawer is not None:
-            drawer.draws.dealt = True
-
     def note(element):
         parts = tf.nest.map_structure(strategy.experimental_local_results, element)
         tensors = _tensors_of((parts,))

@@ -6,6 +6,7 @@ This module needs no TensorFlow, which accounting alone does not import.
 from __future__ import annotations
 
 import collections
+import math
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -42,17 +43,17 @@ class Draws:
       pieces: the number of elements of a step.
       drawn: the number of elements drawn.
       taken: the number of those that eager code took.
+      ahead: the most elements that an iterator gathers before they are taken.
       waiting: the taken elements that are remembered, with `released` and `held`.
       iterators: the iterators of eager code, which may have drawn ahead.
-      dealt: whether the elements are dealt to replicas, and so drawn ahead.
     """
 
     def __init__(self, drawer: Any):
         self.scheme, self.pieces = drawer.scheme, drawer.pieces
         self.drawn = self.taken = 0
+        self.ahead: float = 0
         self.waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.dealt = False
         self._drawer = weakref.ref(drawer)
         # Kept when the drawer is gone: a program may hold its elements.
         _DRAWS.append(self)
@@ -65,12 +66,16 @@ class Draws:
     @property
     def spent(self) -> int:
         """How many elements a later step cannot use: they were used, or are gone."""
-        alive = self._drawer() is not None
+        drawer = self._drawer()
+        alive = drawer is not None
         unused = sum(not e.released and (alive or e.held) for e in list(self.waiting))
-        # What `fit` drew, which no eager code took, is not ahead of any step.
+        if drawer is None:
+            return self.drawn - unused
+        # Of the elements that eager code did not take, its iterator may hold some. The
+        # rest was taken in a graph, as in `fit`, or is gone.
         eager = self.taken > 0 and len(self.iterators) > 0
-        ahead = alive and (self.dealt or eager)
-        return (self.taken if ahead else self.drawn) - unused
+        ahead = math.inf if drawer.runs_ahead else self.ahead if eager else 0
+        return int(self.drawn - min(self.drawn - self.taken, ahead)) - unused
 
 
 _DRAWS: list[Draws] = []

@@ -26,6 +26,7 @@ from tests.gradients.cases import (
 )
 from tfdpclip.clipping import FixedClip
 from tfdpclip.gradients import PerExampleGradients
+from tfdpclip.gradients.graph.walks import ancestors
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::tfdpclip.gradients.JacobianFallbackWarning"
@@ -391,6 +392,25 @@ def test_a_comparison_holds_no_gradients_that_the_step_does_not_have(name):
     gate = found["comparison"].inputs[0].op
     assert gate.type == "Identity" and len(gate.control_inputs) == 2
     assert all(np.any(total) for total in sums)
+
+
+@pytest.mark.every_check
+def test_the_backward_pass_waits_for_the_passes_of_the_comparison():
+    """Two backward passes at a time would need the memory of both."""
+    w = variable(3, 5)
+    branches = []
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def step(x):
+        losses = squash(x @ w)
+        gradients = PerExampleGradients(losses, [w])
+        backward = set(ancestors([gradients.norms])) - set(ancestors([losses]))
+        waits = [before for op in backward for before in op.control_inputs]
+        branches.extend(t.op.type for before in waits for t in before.inputs)
+        return gradients.norms
+
+    step(randoms(6, 3))
+    assert {"If", "StatelessIf"} & set(branches)
 
 
 @pytest.mark.slow

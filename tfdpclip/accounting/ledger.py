@@ -519,12 +519,21 @@ class Ledger(Spending):
             return
         problem = (
             f"Private optimizers made {self._made} steps, and {drawn} were drawn by "
-            f"{phase.sampling.describe()}: "
-        ) + (
-            f"{again} steps were made of elements drawn by {others[0].describe()}."
-            if others
-            else f"{again} steps were made of draws that earlier steps had used."
+            f"{phase.sampling.describe()}: {again} steps were made of "
         )
+        if others:
+            problem += f"elements drawn by {others[0].describe()}."
+            advice = (
+                "Begin with the batches of the loop: ledger.begin(sampling=batches, "
+                "...)." + see("batches-drawn-another-way")
+            )
+        else:
+            problem += "draws that earlier steps had used."
+            advice = (
+                "Two steps of noise multiplier z on one draw are one step of z / "
+                "sqrt(2). Take a new element for every step, and keep none for a "
+                "second epoch: for x, y, w in batches." + see("two-steps-on-one-draw")
+            )
         self._made = drawn
         if phase.noise is not None:
             self.assume(f"something ran that is not counted: {problem}")
@@ -532,14 +541,7 @@ class Ledger(Spending):
             # The steps, and those that used their draws before, as if of all records.
             self.add_unseen(2 * again)
         self.save()
-        raise PrivacyMismatchError(
-            f"{problem} Two steps of noise multiplier z on one draw are one step of "
-            "z / sqrt(2). Take a new element for every step, and keep none for a "
-            "second epoch: for x, y, w in batches." + see("two-steps-on-one-draw")
-            if not others
-            else f"{problem} Begin with the batches of the loop: ledger.begin("
-            "sampling=batches, ...)." + see("batches-drawn-another-way")
-        )
+        raise PrivacyMismatchError(f"{problem} {advice}")
 
     def add_unseen(
         self,

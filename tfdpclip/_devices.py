@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
 import tensorflow as tf
 
 from tfdpclip import _tf_private
@@ -15,6 +19,27 @@ def in_xla() -> bool:
             return True
         graph = getattr(graph, "outer_graph", None)
     return False
+
+
+_FORM_OF_XLA = contextvars.ContextVar("form_of_xla", default=False)
+
+
+def has_form_of_xla() -> bool:
+    """Whether the code being traced takes the form that XLA can compile.
+
+    Code that XLA compiles does, and code inside of `form_of_xla`.
+    """
+    return _FORM_OF_XLA.get() or in_xla()
+
+
+@contextlib.contextmanager
+def form_of_xla() -> Iterator[None]:
+    """Traces code in the form that XLA can compile, to run it uncompiled."""
+    token = _FORM_OF_XLA.set(True)
+    try:
+        yield
+    finally:
+        _FORM_OF_XLA.reset(token)
 
 
 def on_cpus() -> bool:

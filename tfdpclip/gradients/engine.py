@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._arguments import choice, integer, items, positive, shown
-from tfdpclip._devices import in_xla
+from tfdpclip._devices import has_form_of_xla, in_xla
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.gradients.checks.rule_check import RuleCheck, error_of
 from tfdpclip.gradients.checks.status import CheckStatus
@@ -273,10 +273,21 @@ class PerExampleGradients(RecordGradients):
         """Sets `status`, and `checks_passed`, of this step and all steps before."""
         # The comparison begins at this op, which waits for the sums of the step.
         self._gate: tf.Tensor | None = None
-        self.status = CheckStatus(when, error_of(self.proof))
+        alone = self._found.alone
+        if alone is not None and alone.drawing() is not None:
+            # Each example has random numbers that no ordinary pass can draw again.
+            when = "never"
+        self.status = CheckStatus(when, error_of(self.proof), self._key())
         # The graph of a trace keeps the status of that trace alive.
         graph.add_to_collection("tfdpclip_checks", self.status)
-        self.checks_passed = self._compare_if_due(when, groups)
+        self.checks_passed = self._compare_if_due(groups)
+
+    def _key(self) -> tuple:
+        """Equal for graphs of the same ops and variables, of data from any source."""
+        sources = {source.op for source in self.flows.sources}
+        made = (op for op in self.flows.ops if op.inputs and op not in sources)
+        kinds = tuple(sorted(op.type for op in made))
+        return self.flows.batch_size, tuple(map(id, self.variables)), kinds
 
     @property
     def connected(self) -> list[bool]:
@@ -449,7 +460,7 @@ class PerExampleGradients(RecordGradients):
                 kept.append(rows_where(masks[rows], tensor))
             return kept
 
-        if in_xla():
+        if has_form_of_xla():
             # XLA would copy a tensor that passes through a branch unchanged.
             return with_zeros()
         return tf.cond(all_finite, lambda: tensors, with_zeros)
@@ -523,13 +534,9 @@ class PerExampleGradients(RecordGradients):
         check_public_gradients(self.parts.shared, present, self.flows)
         return found
 
-    def _compare_if_due(self, when: str, groups) -> tf.Tensor:
+    def _compare_if_due(self, groups) -> tf.Tensor:
         """Whether all comparisons so far, including this step's, were passed."""
-        if when == "never":
-            return tf.constant(True)
-        alone = self._found.alone
-        if alone is not None and alone.drawing() is not None:
-            # Each example has random numbers that no ordinary pass can draw again.
+        if not self.status.compares:
             return tf.constant(True)
         check = RuleCheck(self, groups)
         compiled = in_xla()

@@ -232,6 +232,17 @@ def compiles_by_xla(model: Any) -> bool:
     return bool(getattr(model, "_jit_compile", None))
 
 
+@contextlib.contextmanager
+def uncompiled(model: Any) -> Iterator[None]:
+    """For a while, makes and traces a model's training functions without XLA."""
+    before = model._jit_compile
+    model._jit_compile = False  # The property's setter would forget all functions.
+    try:
+        yield
+    finally:
+        model._jit_compile = before
+
+
 def has_own_function(model: Any) -> bool:
     """Whether a model overrides Keras's training function."""
     made = type(model).make_train_function

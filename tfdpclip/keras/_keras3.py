@@ -283,6 +283,17 @@ def compiles_by_xla(model: Any) -> bool:
     return bool(model.jit_compile)
 
 
+@contextlib.contextmanager
+def uncompiled(model: Any) -> Iterator[None]:
+    """For a while, makes and traces a model's training functions without XLA."""
+    before = model.jit_compile
+    model.jit_compile = False
+    try:
+        yield
+    finally:
+        model.jit_compile = before
+
+
 def has_own_function(model: Any) -> bool:
     """Whether a model overrides Keras's training function."""
     made = type(model).make_train_function

@@ -126,6 +126,11 @@ class OptimizerSettings:
         return self._rule if bound is None else bound.rule
 
     @property
+    def check_gradients(self) -> str:
+        """When norms and sums are compared with ordinary gradients."""
+        return self._check_gradients
+
+    @property
     def noise_multiplier(self) -> float:
         """z, the number for the accountant; a schedule's current number."""
         return self.noise_multiplier_at(self.iterations)

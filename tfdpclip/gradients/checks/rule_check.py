@@ -130,7 +130,7 @@ class RuleCheck:
         """The weights of the losses of many examples, `[B]`: 0 or 1.
 
         Args:
-          order: the examples' numbers in random order, `[B]`.
+          order: the examples' places in a random order, `[B]`.
         """
         count = self._engine.parts.batch_size
         weights = tf.ones([count])
@@ -147,7 +147,7 @@ class RuleCheck:
           at a single random example; the gradients of all variables, `[n]` for n
           entries, under these weights; and the gradients of that example's loss, `[n]`.
         """
-        order = chance.shuffled(tf.range(self._engine.parts.batch_size))
+        order = self._order()
         weights = self.weights(order)
         # A comparison instead of an index, so that XLA compiles an empty batch.
         alone = tf.equal(order, 0)
@@ -161,6 +161,16 @@ class RuleCheck:
         with tf.control_dependencies([many]):
             one = gradient(tf.cast(alone, tf.float32))
         return [weights, alone, many, one]
+
+    def _order(self) -> tf.Tensor:
+        """The places of the examples in a random order, records first, `[B]`."""
+        count, present = self._engine.parts.batch_size, self._engine.parts.present
+        order = chance.shuffled(tf.range(count))
+        if present is None:
+            return order
+        # A row that fills the batch up has no gradient, and so would show nothing.
+        order = tf.where(present, order, order + count)
+        return tf.argsort(tf.argsort(order))
 
     def gradient(self, weights: tf.Tensor) -> tf.Tensor:
         """The ordinary gradient of weighted losses, `[n]`, of all variables."""

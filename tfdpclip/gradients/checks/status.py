@@ -6,6 +6,10 @@ a different graph.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+from collections.abc import Hashable, Iterator
+
 import tensorflow as tf
 
 from tfdpclip._outside import outside_of_functions
@@ -14,6 +18,42 @@ UNCHECKED, PASSED, FAILED = 0, 1, 2
 # After a batch without finite, nonzero gradients (an empty draw, for example), the next
 # step compares again. At most this many steps compare.
 ATTEMPTS = 50
+
+# The statuses of the losses that are being traced, for `collect_statuses`; and the keys
+# of losses that need no comparison, because they were compared in another trace.
+_COLLECTED: contextvars.ContextVar[list[CheckStatus] | None] = contextvars.ContextVar(
+    "collected", default=None
+)
+_COMPARED: contextvars.ContextVar[frozenset[Hashable]] = contextvars.ContextVar(
+    "compared", default=frozenset()
+)
+
+
+@contextlib.contextmanager
+def collect_statuses() -> Iterator[list[CheckStatus]]:
+    """Adds the status of every loss that is traced inside to a list."""
+    found: list[CheckStatus] = []
+    token = _COLLECTED.set(found)
+    try:
+        yield found
+    finally:
+        _COLLECTED.reset(token)
+
+
+@contextlib.contextmanager
+def already_compared(keys: frozenset[Hashable]) -> Iterator[None]:
+    """Leaves out comparisons of first steps from some losses that are traced inside.
+
+    For a loss that XLA compiles, after the same loss has run uncompiled.
+
+    Args:
+      keys: the `key` of each loss that was compared.
+    """
+    token = _COMPARED.set(keys)
+    try:
+        yield
+    finally:
+        _COMPARED.reset(token)
 
 
 class CheckStatus:
@@ -24,18 +64,40 @@ class CheckStatus:
     Args:
       when: "first" (until a batch has finite, nonzero gradients), "always" or "never".
       error: the error that a failed comparison means, for code that cannot raise.
+      key: the same for equal graphs of losses.
     """
 
-    def __init__(self, when: str, error: Exception):
-        self.error = error
+    def __init__(self, when: str, error: Exception, key: Hashable = None):
+        self.error, self.key = error, key
+        if when == "first" and key in _COMPARED.get():
+            when = "never"
         self._when = when
         self._verdict: tf.Variable | None = None
         if when != "never":
             # Every trace makes a variable, and a strategy makes none during a trace.
             outside_of_functions(self._make, [], in_strategy=False)
+        collected = _COLLECTED.get()
+        if collected is not None:
+            collected.append(self)
 
     def _make(self) -> None:
         self._verdict = tf.Variable(UNCHECKED, trainable=False, dtype=tf.int64)
+
+    @property
+    def compares(self) -> bool:
+        """Whether any step of the trace compares."""
+        return self._when != "never"
+
+    @property
+    def settled(self) -> bool:
+        """Whether no later step compares for the first time, as a Python bool."""
+        verdict = UNCHECKED if self._verdict is None else int(self._verdict)
+        return not self.compares or verdict in (PASSED, FAILED, -ATTEMPTS)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether steps were compared, and the next step will be, as a Python bool."""
+        return not self.settled and int(self._verdict) != UNCHECKED
 
     @property
     def failed(self) -> bool:

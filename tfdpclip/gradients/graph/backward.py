@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip._devices import in_xla
+from tfdpclip._devices import has_form_of_xla
 from tfdpclip.gradients.graph import calls, ops
 
 # The attribute that marks ops made by an op's own gradient function.
@@ -32,7 +32,9 @@ def gradients_at(
     if not tensors:
         return []
     calls = (
-        {t.op for t in tensors if t.op.type in ops.FUNCTION_CALLS} if in_xla() else ()
+        {t.op for t in tensors if t.op.type in ops.FUNCTION_CALLS}
+        if has_form_of_xla()
+        else ()
     )
     inputs = [t for op in calls for t in op.inputs if t.dtype.is_floating]
     return tf.gradients(losses, tensors + inputs, grad_ys)[: len(tensors)]

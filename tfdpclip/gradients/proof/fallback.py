@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdpclip._devices import in_xla
+from tfdpclip._devices import has_form_of_xla
 from tfdpclip._docs import see
 from tfdpclip._tf_private import map_elements
 from tfdpclip.gradients.errors import LossStructureError
@@ -75,7 +75,7 @@ def jacobian(
             for g, v in zip(gradients, variables, strict=True)
         ]
 
-    if not (in_xla() and _needs_sizes(per_example, handles, one, indices)):
+    if not (has_form_of_xla() and _needs_sizes(per_example, handles, one, indices)):
         try:
             found = tf.vectorized_map(one, indices, fallback_to_while_loop=True)
             # If the branches of a condition differ in rank, TensorFlow loses the shape.

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdpclip._devices import in_xla
+from tfdpclip._devices import has_form_of_xla, in_xla
 from tfdpclip._docs import see
 from tfdpclip._tf_private import map_elements
 from tfdpclip.gradients.errors import ExampleIsolationError
@@ -343,7 +343,7 @@ class ExamplesAlone:
                 (batch.indices, batch.values, batch.shape), parts, strict=True
             ):
                 given[old.ref()] = new
-        copies = ControlCopies(self._losses.graph, given, "alone", in_xla())
+        copies = ControlCopies(self._losses.graph, given, "alone", has_form_of_xla())
         losses = copies.copy_of(self._losses)
         # The loss at the first place: the place of an example in the batch depends on
         # the records drawn before it, so no gradient may depend on the place.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip._devices import in_xla
+from tfdpclip._devices import has_form_of_xla
 from tfdpclip._keras_marks import FUSED_WEIGHTS
 from tfdpclip.gradients.forms import recurrences
 from tfdpclip.gradients.forms.base_form import Explicit, Form, first_rows, sum_squares
@@ -77,7 +77,7 @@ def _prepare(op: tf.Operation) -> None:
     floats = {t.dtype for t in (*op.inputs, *op.outputs) if t.dtype.is_floating}
     if (
         find_replacement(op) is not None
-        or in_xla()
+        or has_form_of_xla()
         or "mask" in call.inputs
         or floats not in ({tf.float32}, {tf.float64})
         # TensorFlow has differentiated the call, and added outputs for that.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfdpclip._devices import in_xla
+from tfdpclip._devices import has_form_of_xla
 
 
 def empty_list(
@@ -24,7 +24,7 @@ def empty_list(
     return tf.raw_ops.EmptyTensorList(
         element_shape=shape,
         # XLA needs the largest number of elements.
-        max_num_elements=loop.inputs[1] if in_xla() else tf.constant(-1),
+        max_num_elements=loop.inputs[1] if has_form_of_xla() else tf.constant(-1),
         element_dtype=tensor.dtype,
     )
 
@@ -37,7 +37,7 @@ def stacked(values: tf.Tensor, tensor: tf.Tensor, count: int | None) -> tf.Tenso
         element_dtype=tensor.dtype,
         num_elements=-1,
     )
-    if in_xla():
+    if has_form_of_xla():
         steps = steps[:count]
     return tf.ensure_shape(steps, [count, *tensor.shape])
 

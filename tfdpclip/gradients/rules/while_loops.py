@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip._devices import in_xla
+from tfdpclip._devices import has_form_of_xla
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA, Flow
 from tfdpclip.gradients.flows.inner_flows import BodyFlows
@@ -146,7 +146,7 @@ class _Loop:
         inner.refuse_mixing(flows)
         loop = cls(op, flows, inner)
         # The lists of XLA always have the length of the largest number of steps.
-        return None if in_xla() and loop._steps is None else loop
+        return None if has_form_of_xla() and loop._steps is None else loop
 
     def find(self, starts: list[Use]) -> list[Use] | None:
         """The uses, in the body, of a variable that enters by `starts`; or None."""
@@ -282,7 +282,11 @@ class _Loop:
         While XLA compiles, the length of the data is a constant.
         """
         flow, flows = self._inner[tensor], self._flows
-        if not in_xla() or not tensor.shape.rank or tensor.shape[0] is not None:
+        if (
+            not has_form_of_xla()
+            or not tensor.shape.rank
+            or tensor.shape[0] is not None
+        ):
             return None
         sources = [s for s in flows.sources if flows[s].leads]
         if not (flow.leads and flow.rows and sources):
@@ -291,7 +295,7 @@ class _Loop:
 
     def _fits_a_list(self, tensor: tf.Tensor) -> bool:
         """Whether a list can hold the values of a tensor of the body at all steps."""
-        if not in_xla() or self._inner[tensor].kind != DATA:
+        if not has_form_of_xla() or self._inner[tensor].kind != DATA:
             return True
         known = tensor.shape.rank is not None and None not in tensor.shape[1:].as_list()
         return known and (

@@ -25,6 +25,8 @@ In `fit` (called by `PrivacyBudget`):
   `train_step` calls `minimize` twice for one batch.
 * `fit_watch`: the training function gets altered data, or writes more than the private
   update. Example: `fit(batches.cache())`, which trains on the same draws again.
+* `compiled_steps`: XLA compiles a step whose gradients were not compared. Example: the
+  first step on a GPU with Keras 3, which runs uncompiled, once.
 * `step_search`: the same in the graph of the traced step, which `fit_watch` asks for.
   Example: `train_step` also lets a plain `SGD()` apply gradients to a shared layer.
 * `weight_watch`: the same between two steps, by the values of the weights. Example: a

@@ -18,6 +18,7 @@ from tfdpclip.gradients.graph.op_copies import calls_python
 from tfdpclip.gradients.loss.state import PUBLIC_COPY, TRAINED_PRIVATELY
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.watching import constant_state, private_state
+from tfdpclip.keras.watching.compiled_steps import CompiledSteps
 from tfdpclip.keras.watching.executions import runs_eagerly
 from tfdpclip.keras.watching.given_data import FollowedStep, followed_step
 from tfdpclip.keras.watching.released_updates import made_of_releases
@@ -121,6 +122,8 @@ class FitWatch:
         self._iterator: Any = None
         self._batches: Batches | None = None
         self._step: FollowedStep | None = None
+        compares = getattr(self._optimizer, "check_gradients", None) == "first"
+        self._compiled = CompiledSteps(model, compares)
         self._traced: set[int] = set()
         # What the step writes to beside the optimizer, and makes of releases alone.
         self._of_releases: list[tf.Variable] = []
@@ -202,6 +205,7 @@ class FitWatch:
         if iterator is not self._iterator:
             self._check_data(iterator)
             self._iterator = iterator
+        function = self._compiled.choose(function, iterator, self._step)
         new = function is not self._seen[0]
         if new or self._functions_eager != tf.config.functions_run_eagerly():
             # Asked once: Keras visits all layers to answer.
@@ -214,6 +218,7 @@ class FitWatch:
                 self._building(function) if new else contextlib.nullcontext(),
                 self._around(),
                 self._step.in_place(self._batches),
+                self._compiled.running(iterator),
                 _explain_added_losses(),
                 explain_lost_workers(several),
                 explain_cancelled_replicas(1 if several else self._replicas),

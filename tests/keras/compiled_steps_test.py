@@ -1,0 +1,181 @@
+"""Steps that XLA compiles, in `fit`: the first executions compare, uncompiled."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdpclip as dpc
+from tests.stack import KERAS_3
+from tfdpclip.gradients import GradientMismatchError
+from tfdpclip.gradients.checks.status import collect_statuses
+from tfdpclip.keras import _compat
+from tfdpclip.keras.watching import compiled_steps
+
+L = tf.keras.layers
+EXAMPLES = 96
+ERRORS = (tf.errors.InvalidArgumentError, GradientMismatchError)
+
+pytestmark = pytest.mark.every_check
+
+
+@pytest.fixture
+def twins(monkeypatch):
+    """The uncompiled training functions that were made."""
+    made = []
+    make = compiled_steps._twin_of
+    monkeypatch.setattr(
+        compiled_steps, "_twin_of", lambda model: made.append(make(model)) or made[-1]
+    )
+    return made
+
+
+def arrays(length=3):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((EXAMPLES, length, 2)).astype("float32")
+    return x, rng.standard_normal((EXAMPLES, 1)).astype("float32")
+
+
+def plan_of(**settings):
+    settings = {"batch_size": 24, "epochs": 2} | settings
+    return dpc.keras.PrivacyPlan(epsilon=8.0, delta=1e-4, examples=EXAMPLES, **settings)
+
+
+def compiled_model(plan, *layers, steps=1, model=tf.keras.Sequential, **settings):
+    layers = layers or (L.Flatten(), L.Dense(1))
+    made = model([tf.keras.Input((3, 2)), *layers])
+    made.compile(
+        plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0, **settings),
+        "mse",
+        jit_compile=True,
+        steps_per_execution=steps,
+    )
+    return made
+
+
+def fit(model, plan, batches, **settings):
+    model.fit(batches, verbose=0, callbacks=plan.callbacks, **settings)
+
+
+def statuses_of(act):
+    """Whether the losses compare that were traced outside of an uncompiled twin."""
+    with collect_statuses() as found:
+        act()
+    return {status.compares for status in found}
+
+
+class Scale(L.Layer):
+    """A layer whose weight meets the batch in a Mul."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x):
+        return x * tf.convert_to_tensor(self.kernel)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_compiled_executions_hold_no_comparison(twins, steps):
+    plan = plan_of()
+    model = compiled_model(plan, steps=steps)
+    batches = plan.batches(arrays())
+    assert statuses_of(lambda: fit(model, plan, batches, epochs=2)) == {False}
+    assert len(twins) == 1
+    assert plan.ledger.steps == plan.steps == int(model.optimizer.iterations)
+    # No rule of the statement changes because a step ran uncompiled.
+    assert "compiled" not in str(plan.ledger.statement())
+
+
+def test_a_wrong_rule_stops_fit_at_the_first_step(twins, monkeypatch):
+    from tfdpclip.gradients.forms import base_form
+
+    measured = base_form.Explicit.measured
+
+    def halved(self, budget):
+        found = measured(self, budget)
+        return dataclasses.replace(found, squared_norms=found.squared_norms / 4.0)
+
+    monkeypatch.setattr(base_form.Explicit, "measured", halved)
+    plan = plan_of()
+    model = compiled_model(
+        plan, L.Flatten(), Scale(name="scale"), L.Dense(1, use_bias=False)
+    )
+    before = [w.numpy() for w in model.trainable_variables]
+    with pytest.raises(ERRORS, match="the norm of an example.*scale"):
+        fit(model, plan, plan.batches(arrays()), epochs=2)
+    for weight, old in zip(model.trainable_variables, before, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), old)
+
+
+def test_later_calls_of_fit_do_not_run_uncompiled_again(twins):
+    plan = plan_of(epochs=4)
+    model = compiled_model(plan)
+    batches = plan.batches(arrays())
+    for _ in range(2):
+        fit(model, plan, batches)
+    assert len(twins) == 1
+    # Another compilation is another step.
+    model.compile(model.optimizer, "mae", jit_compile=True)
+    fit(model, plan, batches)
+    assert len(twins) == 2
+
+
+def test_inconclusive_steps_run_uncompiled(twins):
+    x, _ = arrays()
+    plan = plan_of(epochs=4)
+    zero = L.Dense(1, kernel_initializer="zeros")
+    model = compiled_model(plan, L.Flatten(), zero, L.Rescaling(0.0))
+    batches = plan.batches((x, np.zeros([EXAMPLES, 1], "float32")))
+    assert statuses_of(lambda: fit(model, plan, batches, epochs=2)) == set()
+    assert len(twins) == 1
+    # The step of the next call is compared, if there is something to compare.
+    assert statuses_of(lambda: fit(model, plan, batches, epochs=1)) == set()
+    assert len(twins) == 2
+
+
+@pytest.mark.parametrize("when", ["never", "always"])
+def test_other_comparisons_stay_as_they_are(twins, when):
+    plan = plan_of()
+    model = compiled_model(plan, check_gradients=when)
+    batches = plan.batches(arrays())
+    compares = statuses_of(lambda: fit(model, plan, batches))
+    assert compares == {when == "always"}
+    assert not twins
+
+
+def test_an_own_training_function_compares_where_it_is_compiled(twins):
+    class Own(tf.keras.Sequential):
+        def make_train_function(self, force=False):
+            return super().make_train_function(force)
+
+    plan = plan_of()
+    model = compiled_model(plan, model=Own)
+    batches = plan.batches(arrays())
+    assert statuses_of(lambda: fit(model, plan, batches)) == {True}
+    assert not twins
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
+@pytest.mark.parametrize("layer", [L.LSTM, L.GRU, L.SimpleRNN, L.Conv1D])
+def test_layers_run_uncompiled_in_the_form_of_xla(twins, layer):
+    settings = [4, 2] if layer is L.Conv1D else [4]
+    plan = plan_of()
+    model = compiled_model(plan, layer(*settings), L.Flatten(), L.Dense(1))
+    batches = plan.batches(arrays())
+    # Keras 2 makes a loop of other ops for XLA, which were not compared.
+    other_ops = layer is L.SimpleRNN and not KERAS_3
+    assert statuses_of(lambda: fit(model, plan, batches, epochs=2)) == {other_ops}
+    assert len(twins) == 1
+
+
+def test_the_uncompiled_function_leaves_the_model_as_it_was():
+    plan = plan_of()
+    model = compiled_model(plan)
+    model.make_train_function()
+    before = model.train_function
+    twin = compiled_steps._twin_of(model)
+    assert twin is not before
+    assert model.train_function is before
+    assert _compat.compiles_by_xla(model)

@@ -12,21 +12,23 @@ import tensorflow as tf
 from tfdpclip import _arguments, _progress
 from tfdpclip.sampling.batches import Batches
 
-# The factor to the next size: at most `_LEAP`, and aimed at `_NEXT` of the memory.
-_LEAP, _LEAST_LEAP, _NEXT = 8.0, 1.25, 0.5
+# The factor to the next size: at most `_LEAP`, and aimed at `_NEXT` of the memory; at
+# more than that, at most `_SURE` of the memory if the memory grows with the rows.
+_LEAP, _LEAST_LEAP, _NEXT = 8.0, 1.05, 0.5
 # From `_ENOUGH` of the memory on, a line leads to a size that should use `_AIM` of it.
-_ENOUGH, _AIM = 0.25, 0.85
-# The memory of a step varies by up to a quarter. So the most of `_MORE_STEPS` steps
-# counts, and must stay below `_SURE` of the memory. Steps 2, 4 and 8 check themselves,
-# and take the most memory.
-_MORE_STEPS, _SURE = 7, 0.92
+# The line goes through sizes that are `_APART` of the memory apart: most of a step's
+# memory may not depend on the rows (the comparison of the first step, of all weights).
+_ENOUGH, _APART, _AIM = 0.25, 0.1, 0.85
+# The memory of a step varies by up to a quarter. So the most of `_STEPS` steps counts,
+# and must stay below `_SURE` of the memory. The first step compares its gradients.
+_STEPS, _SURE = 8, 0.92
 _FIRST_ROWS = 8
 #: Below this number of bytes, too little of a step's memory would be counted.
 LEAST = 2**24
 
 
 def growth(run: Callable[[], Any]) -> int:
-    """The peak of a device's tensor memory during a call, above its start, in bytes.
+    """The peak of a device's tensor memory during a call, above its end, in bytes.
 
     With GPUs, the GPU with the largest growth counts. On CPUs, small tensors are not
     counted, and without oneDNN no tensors are.
@@ -54,12 +56,12 @@ def growth(run: Callable[[], Any]) -> int:
             "set TF_ENABLE_ONEDNN_OPTS=1 before TensorFlow is imported."
         )
     del counted
-    held = {}
     for device in devices:
         tf.config.experimental.reset_memory_stats(device)
-        held[device] = info(device)["current"]
     run()
-    return max(info(device)["peak"] - before for device, before in held.items())
+    gc.collect()
+    found = map(info, devices)
+    return max(counts["peak"] - counts["current"] for counts in found)
 
 
 def measure_step(model: Any, batches: Any, pieces: int) -> int:
@@ -79,13 +81,12 @@ def measure_step(model: Any, batches: Any, pieces: int) -> int:
             "of plan.batches, got "
             f"({_arguments.shown(model)}, {_arguments.shown(batches)})."
         )
-    zeros = tf.nest.map_structure(
-        lambda spec: tf.zeros(spec.shape, spec.dtype), batches.element_spec
-    )
-    data = tf.data.Dataset.from_tensors(zeros)
-    model.fit(data.repeat(pieces), verbose=0)
-    again = data.repeat(_MORE_STEPS * pieces)
-    return growth(lambda: model.fit(again, verbose=0))
+    *data, weights = batches.element_spec
+    zeros = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), data)
+    # With weights of 0, no step would have anything to compare.
+    ones = tf.nest.map_structure(lambda spec: tf.ones(spec.shape, spec.dtype), weights)
+    steps = tf.data.Dataset.from_tensors((*zeros, ones)).repeat(_STEPS * pieces)
+    return growth(lambda: model.fit(steps, verbose=0))
 
 
 def find_most_rows(used_by: Callable[[int], int], memory: int, limit: int) -> int:
@@ -122,16 +123,18 @@ def find_most_rows(used_by: Callable[[int], int], memory: int, limit: int) -> in
                 limit = rows - 1
                 rows = max(1, int(rows * _NEXT * memory / used))
                 continue
-            leap = _NEXT * memory / max(used, 1)
+            leap, least = _NEXT * memory / max(used, 1), 2.0
             if fits:
-                before = max(fits)
-                slope = (used - fits[before]) / (rows - before)
+                slope, apart = _line(fits, rows, used, _APART * memory)
+                seen = apart and used >= _ENOUGH * memory
+                if seen or used >= (1 - _APART) * memory:
+                    fits[rows] = used
+                    break
                 if slope > 0:
                     leap = 1 + (_NEXT * memory - used) / (slope * rows)
             fits[rows] = used
-            if len(fits) > 1 and used >= _ENOUGH * memory:
-                break
-            least = 2.0 if used <= _NEXT * memory else _LEAST_LEAP
+            if used > _NEXT * memory:
+                leap, least = memory / used, _LEAST_LEAP
             leap = min(max(leap, least), _LEAP)
             rows = min(max(int(rows * leap), rows + 1), limit)
     most = max(fits)
@@ -142,3 +145,19 @@ def find_most_rows(used_by: Callable[[int], int], memory: int, limit: int) -> in
     while rows > most and (used := used_by(rows)) > memory:
         rows = max(most, min(int(rows * _AIM * given / used), rows - 1))
     return rows
+
+
+def _line(
+    fits: dict[int, int], rows: int, used: int, apart: float
+) -> tuple[float, bool]:
+    """The bytes of a row, by a line to a smaller size; and whether it uses far less.
+
+    Args:
+      fits: bytes by rows, for smaller sizes.
+      rows: the number of rows.
+      used: their bytes.
+      apart: the difference of bytes that the largest smaller size should have.
+    """
+    far = [size for size in fits if size < rows and used - fits[size] >= apart]
+    before = max(far) if far else min(fits)
+    return (used - fits[before]) / (rows - before), bool(far)

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tfdpclip as dpc
 from tests.stack import KERAS_3
 from tfdpclip.gradients import GradientMismatchError
-from tfdpclip.gradients.checks.status import collect_statuses
+from tfdpclip.gradients.checks.status import statuses_told
 from tfdpclip.keras import _compat
 from tfdpclip.keras.watching import compiled_steps
 
@@ -60,9 +60,10 @@ def fit(model, plan, batches, **settings):
 
 def statuses_of(act):
     """Whether the losses compare that were traced outside of an uncompiled twin."""
-    with collect_statuses() as found:
+    found = []
+    with statuses_told(lambda status: found.append(status.compares)):
         act()
-    return {status.compares for status in found}
+    return set(found)
 
 
 class Scale(L.Layer):
@@ -154,6 +155,49 @@ def test_an_own_training_function_compares_where_it_is_compiled(twins):
     batches = plan.batches(arrays())
     assert statuses_of(lambda: fit(model, plan, batches)) == {True}
     assert not twins
+
+
+class Within(tf.keras.Sequential):
+    """A model whose training step is a function of its own."""
+
+    @tf.function
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class Calls(tf.keras.Sequential):
+    """A model whose training step calls a function in a method of the model."""
+
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.within = tf.function(super().train_step)
+
+    def train_step(self, data):
+        return self.called(*data)
+
+    def called(self, *data):
+        return self.within(data)
+
+
+@tf.function
+def mean(losses):
+    return tf.reduce_mean(losses)
+
+
+class CallsGlobal(tf.keras.Sequential):
+    def train_step(self, data):
+        mean(data[0])
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize("model", [Within, Calls, CallsGlobal])
+def test_functions_within_the_step_are_compared_where_they_are_compiled(twins, model):
+    plan = plan_of()
+    made = compiled_model(plan, model=model)
+    batches = plan.batches(arrays())
+    assert statuses_of(lambda: fit(made, plan, batches)) == {True}
+    assert not twins
+    assert int(made.optimizer.iterations) == plan.ledger.steps == 4
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from tfdpclip import sampling
+from tfdpclip.gradients import LossStructureError
 
 pytestmark = pytest.mark.unchecked
 RECORDS, RATE, SIZE = 60, 0.1, 6.0
@@ -209,6 +210,37 @@ OPTIONS = {
     "empty": dict(scheme=sampling.Poisson(0.01)),
     "full": dict(scheme=sampling.FixedSize(6, RECORDS)),
 }
+
+
+class Decorated(Three):
+    """A `train_step` that is a function of its own."""
+
+    @tf.function
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def test_a_decorated_step_is_traced_anew_after_compile():
+    batches = sampling.FixedSize(6, RECORDS).batches(data())
+    model = Decorated()
+    model(data()[0])
+    for _ in range(2):
+        model.compile(private(), outputs)
+        budget = dpc.keras.PrivacyBudget(np.inf, 1e-5, batches)
+        before = moved(model)
+        model.fit(batches, epochs=1, verbose=0, callbacks=[budget])
+        assert moved(model) - before == pytest.approx(RECORDS, abs=1e-3)
+
+
+def test_a_function_within_the_step_that_was_traced_before_says_so():
+    batches = sampling.FixedSize(6, RECORDS).batches(data())
+    model = Inner()
+    budget = dpc.keras.PrivacyBudget(np.inf, 1e-5, batches)
+    model.compile(private(), outputs)
+    model.fit(batches, epochs=1, verbose=0, callbacks=[budget])
+    model.compile(model.optimizer, outputs)
+    with pytest.raises(LossStructureError, match="tf.function anew after each compile"):
+        model.fit(batches, epochs=1, verbose=0, callbacks=[budget])
 
 
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "compiled"])

@@ -277,9 +277,7 @@ class PerExampleGradients(RecordGradients):
         if alone is not None and alone.drawing() is not None:
             # Each example has random numbers that no ordinary pass can draw again.
             when = "never"
-        self.status = CheckStatus(when, error_of(self.proof), self._key())
-        # The graph of a trace keeps the status of that trace alive.
-        graph.add_to_collection("tfdpclip_checks", self.status)
+        self.status = CheckStatus(when, error_of(self.proof), self._key(), graph)
         self.checks_passed = self._compare_if_due(groups)
 
     def _key(self) -> tuple:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 import tensorflow as tf
 
@@ -19,25 +19,24 @@ UNCHECKED, PASSED, FAILED = 0, 1, 2
 # step compares again. At most this many steps compare.
 ATTEMPTS = 50
 
-# The statuses of the losses that are being traced, for `collect_statuses`; and the keys
-# of losses that need no comparison, because they were compared in another trace.
-_COLLECTED: contextvars.ContextVar[list[CheckStatus] | None] = contextvars.ContextVar(
-    "collected", default=None
+# Called with the status of each loss that is traced.
+_TOLD: contextvars.ContextVar[Callable[[CheckStatus], None] | None] = (
+    contextvars.ContextVar("told", default=None)
 )
+# The keys of losses that need no comparison, because they were compared in a trace.
 _COMPARED: contextvars.ContextVar[frozenset[Hashable]] = contextvars.ContextVar(
     "compared", default=frozenset()
 )
 
 
 @contextlib.contextmanager
-def collect_statuses() -> Iterator[list[CheckStatus]]:
-    """Adds the status of every loss that is traced inside to a list."""
-    found: list[CheckStatus] = []
-    token = _COLLECTED.set(found)
+def statuses_told(tell: Callable[[CheckStatus], None]) -> Iterator[None]:
+    """Has a function called with the status of every loss that is traced inside."""
+    token = _TOLD.set(tell)
     try:
-        yield found
+        yield
     finally:
-        _COLLECTED.reset(token)
+        _TOLD.reset(token)
 
 
 @contextlib.contextmanager
@@ -65,9 +64,10 @@ class CheckStatus:
       when: "first" (until a batch has finite, nonzero gradients), "always" or "never".
       error: the error that a failed comparison means, for code that cannot raise.
       key: the same for equal graphs of losses.
+      graph: the graph of the loss, which keeps the status alive.
     """
 
-    def __init__(self, when: str, error: Exception, key: Hashable = None):
+    def __init__(self, when: str, error: Exception, key: Hashable, graph: tf.Graph):
         self.error, self.key = error, key
         if when == "first" and key in _COMPARED.get():
             when = "never"
@@ -76,9 +76,10 @@ class CheckStatus:
         if when != "never":
             # Every trace makes a variable, and a strategy makes none during a trace.
             outside_of_functions(self._make, [], in_strategy=False)
-        collected = _COLLECTED.get()
-        if collected is not None:
-            collected.append(self)
+        graph.add_to_collection("tfdpclip_checks", self)
+        tell = _TOLD.get()
+        if tell is not None:
+            tell(self)
 
     def _make(self) -> None:
         self._verdict = tf.Variable(UNCHECKED, trainable=False, dtype=tf.int64)

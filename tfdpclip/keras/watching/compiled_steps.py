@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +12,7 @@ from tfdpclip._devices import form_of_xla
 from tfdpclip.gradients.checks import status
 from tfdpclip.keras import _compat
 from tfdpclip.keras.watching.executions import runs_eagerly
-from tfdpclip.keras.watching.given_data import FollowedStep
+from tfdpclip.keras.watching.given_data import FollowedStep, has_functions_within
 
 # For each model, the last training function that needs no comparison any more (a weak
 # reference, because the function keeps the model alive), the types of its data, and the
@@ -37,7 +36,8 @@ class CompiledSteps:
     * A loss is compiled without a comparison only if a loss of the same ops, of the
       same variables, was compared in an uncompiled step; or if so many comparisons were
       inconclusive that no further step compares.
-    * All other losses are compared in compiled steps.
+    * All other losses are compared in compiled steps; so are the losses of a
+      `train_step` that calls a `tf.function`.
 
     Args:
       model: the model.
@@ -52,44 +52,58 @@ class CompiledSteps:
         self._twin: Callable | None = None
         # The keys of the losses that were compared.
         self._compared: frozenset = frozenset()
+        #: The function that ran the last execution.
+        self.ran: Callable | None = None
         self._statuses: list[status.CheckStatus] = []
         self._executions = 0
 
-    def choose(self, function: Callable, iterator: Any, step: FollowedStep) -> Callable:
-        """Returns the function that runs the next execution.
+    def begin(self, function: Callable, iterator: Any, step: FollowedStep) -> None:
+        """Chooses the function that runs the next execution.
 
         Args:
           function: the model's training function.
           iterator: the data of the execution.
           step: the replacement of the model's `train_step`.
         """
-        if function is not self._function:
-            self._function, self._twin = function, None
-            self._statuses, self._executions = [], 0
-            self._compared = _compared_before(self._model, function, iterator)
-            if not self._compared and self._can_run_uncompiled(iterator):
-                with step.in_place(None):
-                    self._twin = _twin_of(self._model)
-        return self._twin or function
+        if function is self._function:
+            return
+        self._function, self._twin = function, None
+        self._statuses, self._executions = [], 0
+        self._compared = _compared_before(self._model, function, iterator)
+        if self._compared or not self._can_run_uncompiled(iterator):
+            return
+        # A trace of a function within `train_step` is of one training function only.
+        if not has_functions_within(self._model):
+            with step.in_place(None):
+                self._twin = _twin_of(self._model)
 
-    @contextlib.contextmanager
-    def running(self, iterator: Any) -> Iterator[None]:
-        """Makes the context in which the chosen function runs an execution.
+    def run(self, iterator: Any) -> Any:
+        """Runs an execution, and returns Keras's logs.
 
         Args:
           iterator: the data of the execution.
         """
-        if self._twin is None:
-            with status.already_compared(self._compared):
-                yield
-            return
-        with (
-            _compat.uncompiled(self._model),
-            form_of_xla(),
-            status.collect_statuses() as found,
-        ):
-            yield
-        self._statuses += found
+        if self._twin is not None:
+            self.ran = self._twin
+            with (
+                _compat.uncompiled(self._model),
+                form_of_xla(),
+                status.statuses_told(self._statuses.append),
+            ):
+                logs = self._twin(iterator)
+            self._note_execution(iterator)
+            return logs
+        self.ran = self._function
+        with status.already_compared(self._compared):
+            return self._function(iterator)
+
+    @property
+    def function(self) -> Callable:
+        """The function that runs executions now."""
+        return self._twin or self._function
+
+    def _note_execution(self, iterator: Any) -> None:
+        """Ends the executions without XLA after a conclusive comparison."""
         self._executions += 1
         # TensorFlow traces some loops twice and runs one of the traces, so that some
         # statuses stay as they are.

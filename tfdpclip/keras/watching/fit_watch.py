@@ -53,6 +53,8 @@ OUTSIDE_UPDATES = (
     "values or public data only (allow_outside_updates)"
 )
 
+# A part of TensorFlow's error for a tensor of another graph.
+_OUT_OF_SCOPE = "out of scope"
 FIRST_STEP = "building the private step, and comparing its gradients"
 FIRST_STEP_LINE = (
     "\ntfdpclip: building the private step and checking it. This happens once for a "
@@ -205,7 +207,8 @@ class FitWatch:
         if iterator is not self._iterator:
             self._check_data(iterator)
             self._iterator = iterator
-        function = self._compiled.choose(function, iterator, self._step)
+        self._compiled.begin(function, iterator, self._step)
+        function = self._compiled.function
         new = function is not self._seen[0]
         if new or self._functions_eager != tf.config.functions_run_eagerly():
             # Asked once: Keras visits all layers to answer.
@@ -218,12 +221,13 @@ class FitWatch:
                 self._building(function) if new else contextlib.nullcontext(),
                 self._around(),
                 self._step.in_place(self._batches),
-                self._compiled.running(iterator),
                 _explain_added_losses(),
+                _explain_kept_traces(),
                 explain_lost_workers(several),
                 explain_cancelled_replicas(1 if several else self._replicas),
             ):
-                logs = function(iterator)
+                logs = self._compiled.run(iterator)
+            function = self._compiled.ran
             traced = self._traces_since(function)
             releases = self._after(traced, done)
         except BaseException:
@@ -553,6 +557,25 @@ def _explain_added_losses() -> Iterator[None]:
             "only. Write self.add_loss(tf.reduce_mean(losses)): each example's part of "
             "the mean is clipped with its own loss."
             + see("losses-that-divide-by-the-batch")
+        ) from error
+
+
+@contextlib.contextmanager
+def _explain_kept_traces() -> Iterator[None]:
+    """Says what to do about the trace of a function that `train_step` calls.
+
+    Such a trace reads the weights of the element of one training function.
+    """
+    try:
+        yield
+    except TypeError as error:
+        if _OUT_OF_SCOPE not in str(error):
+            raise
+        raise LossStructureError(
+            "train_step calls a tf.function that takes the private step, and that was "
+            "traced for an earlier training function of this model. Call the Python "
+            "function, without tf.function (fit traces all of train_step), or make the "
+            "tf.function anew after each compile()." + see("rows-that-fill-a-batch-up")
         ) from error
 
 

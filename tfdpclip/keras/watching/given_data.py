@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import inspect
+import types
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from tfdpclip import _keras_marks
+from tfdpclip import _keras_marks, _tf_private
 from tfdpclip._docs import see
 from tfdpclip.gradients.loss import drawn_rows
 from tfdpclip.keras import _compat
@@ -47,7 +50,7 @@ class FollowedStep:
         model = self._model()
         step = self._given
         if step is None:
-            step = type(model).train_step.__get__(model)
+            step = _bound_step(model)
         if self.batches is None or not _is_element(data):
             return step(data)
         with drawn_rows.given_element(data[2]):
@@ -95,6 +98,50 @@ def followed_step(model: tf.keras.Model) -> FollowedStep:
     function = model.train_function
     _STEPS[model] = step, None if function is None else weakref.ref(function)
     return step
+
+
+def _bound_step(model: tf.keras.Model) -> Any:
+    """The method `train_step`; if it is a `tf.function`, without earlier traces.
+
+    A trace of it reads the weights of the element in the trace of the training function
+    around it, so that it is of no use in another trace.
+    """
+    step = type(model).train_step
+    if _tf_private.trace_count(step) is not None and not tf.executing_eagerly():
+        step = copy.copy(step)
+    return step.__get__(model, type(model))
+
+
+def has_functions_within(model: tf.keras.Model) -> bool:
+    """Whether `train_step` is a `tf.function`, or its code names one.
+
+    The methods of the model that the code names are looked at, too.
+    """
+    kind, attributes = type(model), model.__dict__
+    open_yet: list[Any] = [attributes.get("train_step") or kind.train_step]
+    seen: list[Any] = []
+    while open_yet:
+        found = open_yet.pop()
+        if _tf_private.trace_count(found) is not None:
+            return True
+        found = getattr(found, "__func__", found)
+        own = (getattr(found, "__module__", "") or "").startswith(_keras_marks.MODULES)
+        if own or not inspect.isfunction(found) or found in seen:
+            continue
+        seen.append(found)
+        for name in _names_in(found.__code__):
+            open_yet += [attributes.get(name), inspect.getattr_static(kind, name, None)]
+        around = inspect.getclosurevars(found)
+        open_yet += [*around.globals.values(), *around.nonlocals.values()]
+    return False
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """The names in a function's code, and in the functions that it defines."""
+    yield from code.co_names
+    for part in code.co_consts:
+        if isinstance(part, types.CodeType):
+            yield from _names_in(part)
 
 
 def _is_element(data: Any) -> bool:

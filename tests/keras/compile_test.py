@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdpclip as dpc
 from tests.keras.helpers import (
     DPSGD,
     L,
@@ -17,7 +18,7 @@ from tests.keras.helpers import (
 )
 from tests.stack import KERAS_3, MEAN, keras2_only
 from tfdpclip.clipping import FixedClip
-from tfdpclip.gradients import LossStructureError
+from tfdpclip.gradients import ExampleIsolationError, LossStructureError
 from tfdpclip.keras import PrivacyBudget
 from tfdpclip.sampling import Poisson
 
@@ -408,3 +409,41 @@ def test_masked_sequences_that_end_in_one_vector():
     x = tokens()
     x[:, 2:] = 0
     check(model, "mse", x, 3 * numbers(1, seed=1))
+
+
+class Mended(tf.keras.layers.Layer):
+    """Subtracts the mean of the batch until it is mended."""
+
+    wrong = True
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x):
+        x = x - tf.reduce_mean(x, axis=0) if self.wrong else x
+        return x * tf.convert_to_tensor(self.scale)
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["Input", "no Input"])
+def test_a_mended_layer_trains_after_the_refusal(given):
+    x = np.random.default_rng(0).standard_normal((40, 3)).astype("float32")
+    layer = Mended()
+    first = [tf.keras.Input((3,))] if given else []
+    model = tf.keras.Sequential([*first, layer, tf.keras.layers.Dense(1)])
+    plan = dpc.keras.PrivacyPlan(8.0, 1e-4, examples=40, batch_size=10, epochs=3)
+    model.compile(plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0), "mse")
+    batches = plan.batches((x, x[:, :1]))
+
+    def fit():
+        model.fit(batches, verbose=0, callbacks=plan.callbacks)
+
+    with pytest.raises(ExampleIsolationError, match="a Mean"):
+        fit()
+    layer.wrong = False
+    if KERAS_3 and not given:
+        # Keras does not give these weights values any more.
+        with pytest.raises(ValueError, match="has no value.*Make the model anew"):
+            fit()
+        return
+    fit()
+    assert int(model.optimizer.iterations) == 4

@@ -205,6 +205,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             )
         self._settle(optimizer)
         if self.model.built:
+            _refuse_weights_without_values(self.model)
             if isinstance(optimizer, OptimizerVariables):
                 # A train_step of the user may train a part of the model.
                 own = type(self.model).train_step is not tf.keras.Model.train_step
@@ -485,3 +486,19 @@ def _weights_so_far(model: tf.keras.Model) -> list[tf.Variable]:
     """The weights of a model or, if it is not built, of its built layers."""
     layers = [model] if model.built else [part for part in model.layers if part.built]
     return all_unwrapped(weight for layer in layers for weight in layer.weights)
+
+
+def _refuse_weights_without_values(model: tf.keras.Model) -> None:
+    """Raises ValueError if weights were made in a trace that raised.
+
+    On Keras 3, the weights of a model without `Input` are made while the first step is
+    traced; if that raises, they never get values, and have the size 0.
+    """
+    for weight in all_unwrapped(model.trainable_variables):
+        if not weight.is_initialized():
+            raise ValueError(
+                f"The weight {weight.name!r} has no value, because a first step or a "
+                "call of the model raised while its weights were made. Make the model "
+                "anew; with a tf.keras.Input, or after model.build(...), weights are "
+                "made before the first step." + see("a-first-step-that-raised")
+            )

@@ -232,11 +232,21 @@ class FitWatch:
             releases = self._after(traced, done)
         except BaseException:
             self._ran += self._history.releases - done
+            self._forget_untraced(function)
             raise
         self._ran += releases - done
         if self._drawer is not None and not self._runs_eagerly:
             self._check_own_data(traced)
         return logs
+
+    def _forget_untraced(self, function: Callable) -> None:
+        """Has Keras make the training function anew if no trace of it was completed.
+
+        A `tf.function` whose first trace made variables and raised does nothing when it
+        is called again, and returns None.
+        """
+        if _tf_private.trace_count(_compat.step_function_of(function)) == 0:
+            self._model.__dict__["train_function"] = None
 
     def _building(self, function: Callable) -> AbstractContextManager:
         """Announces the first trace of a step, which can take minutes."""

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.keras.counted import DELTA, RECORDS, Optimizer, model_of, poisson, small_data
+from tests.stack import KERAS_3
 from tfdpclip import sampling
 from tfdpclip.accounting import Ledger, PrivacyMismatchError
 from tfdpclip.keras.privacy_budget import PrivacyBudget
@@ -218,3 +219,13 @@ def test_validation_batches_do_not_confuse():
         batches, validation_data=held_out, epochs=2, verbose=0, callbacks=[budget]
     )
     assert budget.ledger.steps == 20
+
+
+@pytest.mark.skipif(not KERAS_3, reason="Keras 3 has unrolled executions")
+def test_unrolled_executions_are_refused():
+    batches, model = poisson(), model_of(Optimizer())
+    model.unrolled_steps_per_execution = 2
+    with pytest.raises(ValueError, match="unrolled_steps_per_execution"):
+        model.fit(
+            batches, verbose=0, callbacks=[PrivacyBudget(math.inf, DELTA, batches)]
+        )

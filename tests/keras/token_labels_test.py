@@ -679,9 +679,11 @@ def test_weights_that_meet_no_losses_are_refused_before_a_step(monkeypatch):
     monkeypatch.setattr(drawer.Drawer, "next_element", None)  # Nothing is drawn.
     with pytest.raises(ValueError, match=r"\[n, 4\], do not fit .*\[n\]\. Give"):
         trained((TOKENS, LABELS > 3, EACH), flat, "binary_crossentropy")
-    if KERAS_3:
-        with pytest.raises(ValueError, match=r"float32.* y.astype\('int32'\)"):
-            trained((TOKENS, LABELS.astype("float32")))
+
+
+def test_classes_of_tokens_may_be_floats():
+    """Batches take floats for the entries of one label, with one loss."""
+    trained((TOKENS, LABELS.astype("float32")))
 
 
 def test_a_weight_that_a_map_leaves_behind_is_refused():
@@ -689,3 +691,57 @@ def test_a_weight_that_a_map_leaves_behind_is_refused():
     for change in (batches.map, batches.map_batches):
         with pytest.raises(ValueError, match=r"\[n, 4\] meets labels y of shape \[n"):
             change(lambda x, y: (x, tf.cast(y[..., :2], tf.float32)))
+
+
+def of_images(y_true, y_pred):
+    """One loss for each image, as Keras 3's Dice(axis=(1, 2, 3)) has it."""
+    return tf.reduce_mean(tf.square(y_true - y_pred), axis=[1, 2, 3])
+
+
+@pytest.mark.parametrize("weights", [(), (ROWS,), (ROWS[:, None],)])
+def test_a_loss_for_each_image_takes_a_weight_for_each_image(weights):
+    images = RNG.standard_normal((RECORDS, 4, 4, 1)).astype("float32")
+    found = []
+    for shape, loss in [((4, 4, 1), of_images), ((16,), "mse")]:
+        tf.keras.utils.set_random_seed(1)
+        model = tf.keras.Sequential(
+            [
+                tf.keras.Input((4, 4, 1)),
+                L.Conv2D(1, 3, padding="same"),
+                L.Reshape(shape),
+            ]
+        )
+        optimizer = dpc.keras.DPSGD(
+            0.5,
+            clip=dpc.FixedClip(0.1),
+            noise_multiplier=0.0,
+            expected_batch_size=RECORDS,
+        )
+        model.compile(optimizer, loss)
+        labels = (images > 0).astype("float32").reshape([RECORDS, *shape])
+        batches = sampling.FullBatch().batches((images, labels, *weights))
+        budget = dpc.keras.PrivacyBudget(np.inf, 1e-5, batches)
+        model.fit(batches, epochs=2, verbose=0, callbacks=[budget])
+        found.append(np.concatenate([w.numpy().ravel() for w in model.weights]))
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.skipif(not KERAS_3, reason="Dice is a loss of Keras 3")
+@pytest.mark.parametrize("name", ["Dice", "Tversky"])
+def test_a_loss_over_the_whole_batch_says_which_axes_to_give(name):
+    kind = getattr(tf.keras.losses, name)
+    images = RNG.standard_normal((RECORDS, 4, 4, 1)).astype("float32")
+    data = images, (images > 0).astype("float32")
+
+    def fit(loss):
+        plan = plan_for()
+        layers = [tf.keras.Input((4, 4, 1)), L.Conv2D(1, 3, padding="same")]
+        model = tf.keras.Sequential([*layers, L.Activation("sigmoid")])
+        model.compile(plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0), loss)
+        batches = plan.batches(data)
+        model.fit(batches, verbose=0, callbacks=plan.callbacks)
+
+    with pytest.raises(LossStructureError, match=rf"{name}\(axis=\(1, 2, 3\)\)"):
+        fit(kind())
+    fit(kind(axis=(1, 2, 3)))
+    fit(PerExampleLoss(kind(axis=(1, 2, 3))))

@@ -34,7 +34,6 @@ def refuse_misfit(model: Any, specs: Iterable[Any]) -> None:
 
 
 def _misfit(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
-    loss, outputs = _compat.compiled_loss_of(model), getattr(model, "outputs", None)
     if isinstance(weights, dict) and not _compat.takes_weights_by_name(model):
         y, w = (
             ", ".join(f"{part}[{name!r}]" for name in model.output_names)
@@ -45,9 +44,57 @@ def _misfit(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
             "and this model has a list: give tuples, in the order of the outputs, "
             f"plan.batches((x, ({y}), ({w})))."
         )
+    losses = _losses_of(model, labels, weights)
+    if losses is None or _fits(weights.shape[1:], losses[1:]):
+        return None
+    if set(weights.shape[1:]) <= {1}:
+        return None  # `fitted_weights` gives them the losses' axes.
+    loss = _named(_compat.compiled_loss_of(model))
+    return (
+        f"The weights of the batches, {_shown(weights)}, do not fit the losses that "
+        f"{loss} makes from labels y of shape {_shown(labels)} and type "
+        f"{labels.dtype.name}: {_shown(losses)}. Give a weight for each loss, or for "
+        "each record: plan.batches((x, y, sample_weight)) with sample_weight of shape "
+        f"{_shown(losses)} or [n, 1]. Give a class for each token as integers, "
+        "y.astype('int32')."
+    )
+
+
+@tf.autograph.experimental.do_not_convert
+def fitted_weights(model: Any, labels: Any, weights: Any) -> Any:
+    """One weight for each record, with as many axes as the losses of the model.
+
+    Batches give weights the axes of the labels, as a loss for each entry needs. A loss
+    for each record (Dice over an image) has fewer.
+
+    Args:
+      model: a compiled model.
+      labels: the labels of a batch, tensors.
+      weights: the weights of the batch, tensors.
+
+    Returns:
+      The weights, unchanged unless each record has a single weight.
+    """
+    if tf.nest.is_nested(weights) or not set(weights.shape[1:]) <= {1}:
+        return weights
+    losses = _losses_of(model, labels, weights)
+    if losses is None or _fits(weights.shape[1:], losses[1:]):
+        return weights
+    return tf.reshape(weights, [-1] + [1] * (losses.rank - 1))
+
+
+def _losses_of(model: Any, labels: Any, weights: Any) -> tf.TensorShape | None:
+    """The shape of the losses of two records; None if unknown, or for several losses.
+
+    Args:
+      model: a compiled model.
+      labels: the spec of the labels, or the labels.
+      weights: the spec of the weights, or the weights.
+    """
+    loss, outputs = _compat.compiled_loss_of(model), getattr(model, "outputs", None)
     if not loss or not outputs or len(outputs) > 1 or tf.nest.is_nested(loss):
         return None
-    if not all(isinstance(spec, tf.TensorSpec) for spec in (labels, weights)):
+    if not all(isinstance(x, (tf.TensorSpec, tf.Tensor)) for x in (labels, weights)):
         return None
     try:
         # Only the shapes matter: the graph is never run.
@@ -59,16 +106,7 @@ def _misfit(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
             losses = tf.convert_to_tensor(found).shape
     except Exception:  # Keras reports errors of the user's loss better.
         return None
-    if losses.rank in (None, 0) or _fits(weights.shape[1:], losses[1:]):
-        return None
-    return (
-        f"The weights of the batches, {_shown(weights)}, do not fit the losses that "
-        f"{_named(loss)} makes from labels y of shape {_shown(labels)} and type "
-        f"{labels.dtype.name}: {_shown(losses)}. Give a weight for each loss, or for "
-        "each record: plan.batches((x, y, sample_weight)) with sample_weight of shape "
-        f"{_shown(losses)} or [n, 1]. Give a class for each token as integers, "
-        "y.astype('int32')."
-    )
+    return losses if losses.rank else None
 
 
 def refuse_missing_labels(model: Any, specs: Iterable[Any]) -> None:

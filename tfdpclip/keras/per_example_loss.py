@@ -120,7 +120,8 @@ class PerExampleLoss(tf.keras.losses.Loss):
             if losses.shape.rank is None or losses.shape.rank < 1:
                 raise ValueError(
                     f"{self.name} needs one loss for each entry, [batch, ...], but "
-                    "the loss is a number. Use a loss that does not reduce the batch."
+                    "the loss is a number. Use a loss that does not reduce the batch: "
+                    "for images, Dice(axis=(1, 2, 3)) and not Dice()."
                 )
             weights = _by_entry(sample_weight, losses, "sample_weight")
             for mask in masks:

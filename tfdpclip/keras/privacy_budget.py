@@ -203,6 +203,12 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 'steps_per_execution="auto" changes the number of steps per execution '
                 "during training; give a number, so that the budget can be kept."
             )
+        if getattr(self.model, "unrolled_steps_per_execution", 1) != 1:
+            raise ValueError(
+                "unrolled_steps_per_execution puts several private steps side by side, "
+                "and each is checked alone: set it to 1. steps_per_execution="
+                "plan.steps_per_execution makes executions of several steps."
+            )
         self._settle(optimizer)
         if self.model.built:
             _refuse_weights_without_values(self.model)

@@ -29,6 +29,13 @@ def refuse_weights(op: tf.Operation, flows: Dataflow) -> None:
         return
     if losses.shape.rank == weights.shape.rank:
         return
+    if losses.shape.rank == 0:
+        raise LossStructureError(
+            f"{op.name!r} multiplies one loss of the whole batch by the weights of its "
+            f"examples. {_FIX} Dice and Tversky are one loss for the batch by default, "
+            "and one for each image as Dice(axis=(1, 2, 3)), Tversky(axis=(1, 2, 3))."
+            + see("labels-for-each-token")
+        )
     raise LossStructureError(
         f"{op.name!r} multiplies losses of shape {_shown(losses)} by weights of shape "
         f"{_shown(weights)}, which have different axes. {_FIX}"

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdpclip import _keras_marks, _tf_private
 from tfdpclip._docs import see
 from tfdpclip.gradients.loss import drawn_rows
-from tfdpclip.keras import _compat
+from tfdpclip.keras import _compat, loss_shapes
 from tfdpclip.sampling.batches import Batches
 
 # The beginning of Python's error if a `train_step` unpacks (x, y) from (x, y, weights).
@@ -55,7 +55,8 @@ class FollowedStep:
             return step(data)
         with drawn_rows.given_element(data[2]):
             if (step.__module__ or "").startswith(_keras_marks.MODULES):
-                return step(data)
+                fitted = loss_shapes.fitted_weights(model, *data[1:])
+                return step((*data[:2], fitted))
             try:
                 return step(data)
             except (AttributeError, TypeError, ValueError) as error:

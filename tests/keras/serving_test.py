@@ -1,5 +1,6 @@
 """A privately trained model predicts where this library is not installed."""
 
+import contextlib
 import io
 import math
 import subprocess
@@ -105,14 +106,18 @@ def test_a_state_tree_has_no_steps_behind_it_so_that_they_count_as_unknown():
 
 def totals_in(path):
     """The numbers of metrics in a `.keras` file."""
+    with zipfile.ZipFile(path) as archive:
+        return totals_of_weights(io.BytesIO(archive.read("model.weights.h5")))
+
+
+def totals_of_weights(content):
+    """The numbers of metrics in a `.weights.h5` file."""
     found = {}
 
     def note(name, item):
         if "metric" in name and hasattr(item, "shape"):
             found[name] = np.asarray(item).tolist()
 
-    with zipfile.ZipFile(path) as archive:
-        content = io.BytesIO(archive.read("model.weights.h5"))
     with h5py.File(content) as file:
         file.visititems(note)
     return found
@@ -141,3 +146,89 @@ def test_no_file_holds_exact_totals_of_metrics_over_private_batches(tmp_path):
         assert not np.any(list(totals_in(tmp_path / name).values()))
     assert not np.any(held)
     assert not any(v.numpy() for m in model.metrics for v in m.variables)
+
+
+def numbers_in(path):
+    """All numbers of the metrics in a file of a model, by their names."""
+    if path.suffix == ".keras":
+        return totals_in(path)
+    if path.suffix == ".h5":
+        return totals_of_weights(path)
+    folder = str(path / "variables/variables")
+    listed = [name for name, _ in tf.train.list_variables(folder)]
+    return {
+        name: np.asarray(tf.train.load_variable(folder, name)).tolist()
+        for name in listed
+        if "metrics" in name
+    }
+
+
+class Sums(tf.keras.metrics.Metric):
+    """A metric that Keras cannot reset."""
+
+    def __init__(self):
+        super().__init__(name="sums")
+        self.total = self.add_weight(name="total", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(tf.reduce_sum(tf.cast(y_true, "float32")))
+
+    def result(self):
+        return self.total
+
+    def reset_state(self):
+        pass
+
+
+class TestFilesOfAnyMoment:
+    """Of the middle of an epoch, of a callback before the budget, after an error."""
+
+    KINDS = ["m.keras", "m.weights.h5", *([] if KERAS_3 else ["m"])]
+
+    def fitted(self, *callbacks, stop=None):
+        x, y = some_data(16)
+        batches = sampling.Poisson(0.5).batches((x, y + 1))
+        model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+        optimizer = DPAdam(0.1, noise_multiplier=1.0, expected_batch_size=8)
+        model.compile(optimizer, "mse", weighted_metrics=["mae", Sums()])
+        held = []
+
+        class Look(tf.keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                held.append(sum(abs(float(v.numpy())) for v in variables_of(model)))
+                if len(held) == stop:
+                    raise KeyboardInterrupt
+
+        def variables_of(model):
+            return [v for metric in model.metrics for v in metric.variables]
+
+        given = [*callbacks, PrivacyBudget(math.inf, 1e-5, batches), Look()]
+        with pytest.raises(KeyboardInterrupt) if stop else contextlib.nullcontext():
+            model.fit(batches, epochs=2, verbose=0, callbacks=given)
+        assert max(held) > 1, "the metrics count on"
+        return model
+
+    @pytest.mark.parametrize("name", KINDS)
+    def test_of_a_callback_before_the_budget(self, tmp_path, name):
+        path = tmp_path / name
+        save = tf.keras.callbacks.ModelCheckpoint(
+            str(path), save_freq=1, save_weights_only="weights" in name
+        )
+        self.fitted(save)
+        assert not np.any(list(numbers_in(path).values()))
+
+    @pytest.mark.parametrize("name", KINDS)
+    def test_after_an_interrupt(self, tmp_path, name):
+        path = tmp_path / name
+        model = self.fitted(stop=1)
+        save = model.save_weights if "weights" in name else model.save
+        save(str(path))
+        assert not np.any(list(numbers_in(path).values()))
+        assert any(v.numpy() for m in model.metrics for v in m.variables)
+
+    @pytest.mark.skipif(not KERAS_3, reason="state trees are of Keras 3")
+    def test_of_a_state_tree(self):
+        model = self.fitted(stop=1)
+        tree = model.get_state_tree(value_format="numpy_array")
+        assert tree["metrics_variables"]
+        assert not any(map(np.any, tf.nest.flatten(tree["metrics_variables"])))

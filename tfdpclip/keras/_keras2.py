@@ -202,6 +202,18 @@ def unweighted_metrics(model: Any) -> list[Any]:
     return tf.nest.flatten(getattr(compiled, "_user_metrics", None))
 
 
+#: The methods of a model whose files hold the variables of its metrics.
+SAVES_METRICS = ("save", "save_weights")
+
+
+def totals_of(model: Any) -> list[Any]:
+    """The variables of a model's metrics, also of metrics that it does not list."""
+    parts = [*model.metrics, *model.submodules]
+    metrics = [part for part in parts if isinstance(part, tf.keras.metrics.Metric)]
+    found = [variable for metric in metrics for variable in metric.variables]
+    return list({id(variable): variable for variable in found}.values())
+
+
 def tunes_steps_per_execution(model: Any) -> bool:
     """Whether Keras changes the number of steps per execution during training."""
     return getattr(model, "_steps_per_execution_tuner", None) is not None

@@ -257,6 +257,16 @@ def unweighted_metrics(model: Any) -> list[Any]:
     return tf.nest.flatten(getattr(compiled, "_user_metrics", None))
 
 
+#: The methods of a model whose files hold the variables of its metrics: the tree that
+#: `OrbaxCheckpoint` saves. Other files of Keras 3 hold none.
+SAVES_METRICS = ("get_state_tree",)
+
+
+def totals_of(model: Any) -> list[Any]:
+    """The variables of a model's metrics."""
+    return list(model.metrics_variables)
+
+
 def tunes_steps_per_execution(model: Any) -> bool:
     """Whether Keras changes the number of steps per execution during training."""
     return not isinstance(model.steps_per_execution, int)

@@ -19,6 +19,7 @@ from tfdpclip.keras import _compat
 from tfdpclip.keras.matrix_run import MatrixRun
 from tfdpclip.keras.optimizer_variables import OptimizerVariables
 from tfdpclip.keras.public_metrics import PublicMetrics
+from tfdpclip.keras.saved_totals import keep_out_of_files
 from tfdpclip.keras.watching import (
     adapted_layers,
     choosing_callbacks,
@@ -66,9 +67,10 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
       a callback that sets weights) raises after that execution.
     * If the noise multiplier follows a schedule, every step is counted with its own
       noise (an execution of several steps with their least), as phases of the ledger.
-    * At the end of an epoch and of `fit`, the metrics of the model are back at 0: no
-      file of the model that is saved later, by a callback after this one or after
-      `fit`, holds their exact totals over private batches.
+    * From its first `fit` on, the model saves its metrics as 0 (`model.save` and
+      `save_weights`, hence `ModelCheckpoint`; `get_state_tree` of Keras 3): no such
+      file holds their exact totals over private batches, whenever it is written. At
+      the end of an epoch and of `fit`, the metrics are back at 0.
     * Steps enter the ledger before they run. After a crash, steps that may or may not
       have run are counted.
 
@@ -176,6 +178,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         del logs
         self._workers = Workers(self.model)
+        keep_out_of_files(self.model)
         with self._workers.all_or_none():
             self._begin()
         self._agreement = Agreement(self._workers, self.model)

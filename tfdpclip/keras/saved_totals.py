@@ -1,0 +1,58 @@
+"""Keeps the totals of metrics out of the files of a model."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from tfdpclip.keras import _compat
+
+# The attribute of a method that saves without totals.
+_MARK = "_tfdpclip_without_totals"
+
+
+def keep_out_of_files(model: Any) -> None:
+    """Makes a model save its metrics as 0, from now on.
+
+    The variables of metrics are exact totals over the private batches, without noise.
+    A file may be written at any time: by a callback in the middle of an epoch, or
+    after an error or an interrupt ended `fit`. The metrics themselves keep their
+    values, so that the logs stay right.
+
+    Args:
+      model: the model; its methods that save metrics are replaced.
+    """
+    for name in _compat.SAVES_METRICS:
+        method = getattr(model, name, None)
+        if method is not None and not hasattr(method, _MARK):
+            setattr(model, name, _without_totals(model, method))
+
+
+def _without_totals(model: Any, method: Callable) -> Callable:
+    """The method, for a model whose metrics are 0 while it runs."""
+
+    @functools.wraps(method)
+    def save(*args, **options):
+        with _forgotten(model):
+            return method(*args, **options)
+
+    setattr(save, _MARK, True)
+    return save
+
+
+@contextlib.contextmanager
+def _forgotten(model: Any) -> Iterator[None]:
+    """A context in which the variables of the metrics are 0."""
+    variables = _compat.totals_of(model)
+    values = [variable.numpy() for variable in variables]
+    try:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(np.zeros_like(value))
+        yield
+    finally:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)

@@ -9,13 +9,21 @@ import tfdpclip as dpc
 K = tf.keras.callbacks
 
 
-def stated(*callbacks, **options):
-    x = np.linspace(0, 1, 240, dtype="float32").reshape(60, 4)
-    plan = dpc.keras.PrivacyPlan(8, 1e-4, 60, batch_size=20, epochs=2)
+X = np.linspace(0, 1, 240, dtype="float32").reshape(60, 4)
+
+
+def stated(*callbacks, sampling="poisson", on_batches=False, **options):
+    x = X
+    plan = dpc.keras.PrivacyPlan(
+        8, 1e-4, 60, batch_size=20, epochs=2, sampling=sampling
+    )
     model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
     model.compile(plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0), "mse")
+    batches = plan.batches((x, x[:, 0]))
+    if on_batches:
+        options["validation_data"] = batches
     model.fit(
-        plan.batches((x, x[:, 0])),
+        batches,
         epochs=2,
         callbacks=[*plan.callbacks, *callbacks],
         verbose=0,
@@ -47,6 +55,35 @@ def test_validation_data_are_assumed_to_be_public():
     text = stated(K.EarlyStopping(patience=1), validation_data=other)
     assert "'val_loss', by which EarlyStopping decided, is of public data" in text
     assert "not counted: Early" not in text
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "random_allocation", "fixed_order"])
+def test_validation_data_that_are_in_the_private_batches_are_not_public(sampling):
+    text = stated(
+        K.EarlyStopping(patience=1),
+        sampling=sampling,
+        validation_data=(X[40:], X[40:, 0].copy()),
+    )
+    assert "not counted: EarlyStopping decided by 'val_loss' of validation data" in text
+    assert "is of public data" not in text
+
+
+def test_nor_are_private_batches_as_validation_data():
+    text = stated(K.EarlyStopping(patience=1), on_batches=True)
+    assert "not counted: EarlyStopping decided by 'val_loss' of validation data" in text
+
+
+def test_a_name_of_a_file_that_shows_a_metric_is_not_counted(tmp_path):
+    def named(path, **options):
+        save = K.ModelCheckpoint(str(tmp_path / path), save_weights_only=True)
+        return stated(save, **options)
+
+    text = named("{epoch}-{loss:.3f}.weights.h5")
+    assert "not counted: ModelCheckpoint named files by 'loss' of the private" in text
+    assert "named files" not in named("{epoch:02d}-{epsilon:.2f}.weights.h5")
+    other = np.ones((5, 4), "float32"), np.ones(5, "float32")
+    text = named("{val_loss:.2f}.weights.h5", validation_data=other)
+    assert "'val_loss', by which ModelCheckpoint named files, is of public" in text
 
 
 @pytest.mark.parametrize("monitor", ["epsilon", "clip_norm"])

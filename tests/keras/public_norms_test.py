@@ -25,7 +25,7 @@ from tfdpclip.keras import (
     PublicGradientNorms,
     public_gradient_norms,
 )
-from tfdpclip.sampling import Poisson
+from tfdpclip.sampling import Poisson, RandomAllocation, ShuffledEpochs
 
 pytestmark = pytest.mark.unchecked
 
@@ -445,7 +445,7 @@ def test_layerwise_clipping_learns_digits(rule):
 class TestDataAreClaimedToBePublic:
     """A budget refuses private arrays, and the statement has every claim."""
 
-    def _fit(self, data, public, clip=None, **options):
+    def _fit(self, data, public, clip=None, scheme=None, **options):
         optimizer = DPSGD(
             0.1,
             clip=clip or PublicNormClip(0.5),
@@ -453,7 +453,7 @@ class TestDataAreClaimedToBePublic:
             expected_batch_size=len(data[0]) / 2,
             **options,
         )
-        model, batches = dense(optimizer), Poisson(0.5).batches(data)
+        model, batches = dense(optimizer), (scheme or Poisson(0.5)).batches(data)
         budget = PrivacyBudget(math.inf, 1e-5, batches)
         model.fit(batches, verbose=0, callbacks=[budget, *public])
         return str(budget.statement)
@@ -463,6 +463,13 @@ class TestDataAreClaimedToBePublic:
         for public in ((x, y), (x[:8], y[:8]), (x[::2], y[::2].copy())):
             with pytest.raises(PrivacyMismatchError, match="in the private batches"):
                 self._fit((x, y), [PublicGradientNorms(public)])
+
+    @pytest.mark.parametrize("scheme", [RandomAllocation(2), ShuffledEpochs(12, 24)])
+    def test_so_are_they_where_the_batches_hold_copies(self, scheme):
+        x, y = map(np.asarray, PRIVATE)
+        for data in ((x, y), (x[:], y[:])):
+            with pytest.raises(PrivacyMismatchError, match="in the private batches"):
+                self._fit(data, [PublicGradientNorms((x[:8], y[:8]))], scheme=scheme)
 
     def test_another_part_of_the_same_arrays_may_be_public(self):
         x, y = map(np.asarray, PRIVATE)

@@ -237,7 +237,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         )
         drawer = self._draws.drawer
         if drawer is not None:
-            public_claims.refuse_private_data(drawer.source.arrays)
+            public_claims.refuse_private_data(drawer.source.given)
             length = drawer.scheme.steps_per_epoch(drawer.population) * drawer.pieces
             refuse_overrun(self.model, self.params, length)
         pieces = int(self._optimizer.accumulation_steps)
@@ -271,10 +271,15 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             noise_multiplier=self._z, change=self._allow_change, **self._phase
         )
         self._run.note_phase()
-        sources = (adapted_layers, seeded_layers, choosing_callbacks, public_claims)
-        for found in sources:
-            for text in found.assumptions_about(self.model):
-                self._ledger.assume(text)
+        drawer = self._draws.drawer
+        given = [] if drawer is None else drawer.source.given
+        for text in (
+            *adapted_layers.assumptions_about(self.model),
+            *seeded_layers.assumptions_about(self.model),
+            *choosing_callbacks.assumptions_about(given),
+            *public_claims.assumptions_about(self.model),
+        ):
+            self._ledger.assume(text)
         if self._allow_outside_updates:
             self._ledger.assume(OUTSIDE_UPDATES)
 

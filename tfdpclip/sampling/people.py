@@ -67,6 +67,10 @@ class People(Source):
     def arrays(self):
         return self._examples.arrays
 
+    @property
+    def given(self):
+        return self._examples.given
+
     def marks(self) -> str | None:
         return self._examples.marks()
 
@@ -154,6 +158,10 @@ class CappedExamples(Source):
     @property
     def arrays(self):
         return self._examples.arrays
+
+    @property
+    def given(self):
+        return self._examples.given
 
     def marks(self) -> str | None:
         return self._examples.marks()

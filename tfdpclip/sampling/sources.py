@@ -6,6 +6,7 @@ import abc
 import hashlib
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -67,6 +68,11 @@ class Source(abc.ABC):
     def arrays(self) -> tuple[Structure, ...] | None:
         """The parts of all examples, or None if they are not in memory."""
         return None
+
+    @property
+    def given(self) -> list[np.ndarray]:
+        """The arrays that the caller gave, as far as they are in memory."""
+        return [column for part in self.arrays or () for column in flatten(part)]
 
     def kept(self) -> Source:
         """The same records in their order, unaffected by changes of the arrays.
@@ -198,6 +204,9 @@ def _opened(data: Any, workers: int) -> Source:
 class Columns(Source):
     """Arrays with records along the first axis; views of the caller's arrays."""
 
+    #: For copies: functions that find the arrays that were copied, if they are alive.
+    _before: list[Callable[[], np.ndarray | None]] | None = None
+
     def __init__(self, parts: tuple[Structure, ...]):
         self._hold(map_named(as_column, parts))
 
@@ -224,10 +233,17 @@ class Columns(Source):
     def arrays(self):
         return self._parts
 
+    @property
+    def given(self):
+        if self._before is None:
+            return super().given
+        return [column for find in self._before if (column := find()) is not None]
+
     def kept(self) -> Columns:
         copied = object.__new__(Columns)
         copied.__dict__.update(vars(self))
         copied._parts = tuple(map_leaves(np.copy, part) for part in self._parts)
+        copied._before = [_reference(column) for column in self.given]
         return copied
 
     def digest(self) -> str:
@@ -243,6 +259,13 @@ class Columns(Source):
 
     def take(self, indices, rows):
         return take_rows(self._parts, indices, rows)
+
+
+def _reference(column: np.ndarray) -> Callable[[], np.ndarray | None]:
+    """A function that returns the array; an array of its own may end before."""
+    if column.base is None:
+        return weakref.ref(column)
+    return lambda: column
 
 
 def take_rows(parts: tuple[Structure, ...], indices: np.ndarray, rows: int) -> tuple:

@@ -16,6 +16,10 @@ In `fit` (called by `PrivacyBudget`):
 
 * `adapted_layers`: preprocessing learned from private data. Example: `Normalization`
   was adapted to the training data, without noise.
+* `choosing_callbacks`: a callback decides by a metric without noise, or names files by
+  it. Example: `EarlyStopping` on the loss of the private batches.
+* `public_claims`: private data are taken for public. Example: `PublicGradientNorms`
+  measures the arrays that the batches are drawn from.
 * `draw_check`: the data were not drawn by the accounted scheme. Example: `fit(x, y)`
   with arrays, while the budget counts Poisson samples; or the accumulation or batch
   size of the optimizer differs from that of the batches.

@@ -17,8 +17,8 @@ from tfdpclip.keras.loss_shapes import (
     refuse_texts,
     refuse_unknown_ids,
 )
-from tfdpclip.keras.watching.choosing_callbacks import calling_fit
 from tfdpclip.keras.watching.executions import runs_eagerly
+from tfdpclip.keras.watching.fit_arguments import calling_fit
 from tfdpclip.keras.watching.step_history import history_of
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfdpclip._docs import see
 from tfdpclip.accounting.phases import PrivacyMismatchError
-from tfdpclip.keras.watching.choosing_callbacks import callbacks_of_fit
+from tfdpclip.keras.watching.fit_arguments import callbacks_of_fit, overlap
 
 #: The attribute of a callback that holds its public data.
 DATA = "_tfdpclip_public_data"
-# `np.shares_memory` gives up beyond so many candidates: then nothing is known.
-_MOST_WORK = 10_000
 
 
 def assumptions_about(model: Any) -> list[str]:
@@ -30,20 +28,14 @@ def assumptions_about(model: Any) -> list[str]:
     return texts
 
 
-def refuse_private_data(arrays: Any) -> None:
+def refuse_private_data(private: Sequence[np.ndarray]) -> None:
     """Raises if a callback measures private arrays without noise.
 
     Args:
-      arrays: the arrays that the batches are drawn from; None if they are not known.
+      private: the arrays that were given for the batches, as far as they are known.
     """
-    private = [a for a in tf.nest.flatten(arrays) if isinstance(a, np.ndarray)]
     for callback in _with_public_data():
-        given = [
-            a
-            for a in tf.nest.flatten(getattr(callback, DATA))
-            if isinstance(a, np.ndarray)
-        ]
-        if any(_overlap(one, other) for one in given for other in private):
+        if overlap(getattr(callback, DATA), private):
             name = type(callback).__name__
             raise PrivacyMismatchError(
                 f"The data of {name} are in the private batches, too, and {name} "
@@ -56,10 +48,3 @@ def refuse_private_data(arrays: Any) -> None:
 
 def _with_public_data() -> list[Any]:
     return [c for c in callbacks_of_fit() if getattr(c, DATA, None) is not None]
-
-
-def _overlap(one: np.ndarray, other: np.ndarray) -> bool:
-    try:
-        return bool(np.shares_memory(one, other, max_work=_MOST_WORK))
-    except RuntimeError:
-        return False

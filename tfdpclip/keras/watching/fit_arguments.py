@@ -1,0 +1,48 @@
+"""The arguments of the running call of `fit`."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+# `np.shares_memory` gives up beyond so many candidates: then nothing is known.
+_MOST_WORK = 10_000
+
+
+def calling_fit() -> types.FrameType | None:
+    """The frame of the running call of `fit`, or None."""
+    frame: types.FrameType | None = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name != "fit":
+        frame = frame.f_back
+    return frame
+
+
+def callbacks_of_fit() -> list[Any]:
+    """The callbacks of the running call of `fit`."""
+    frame = calling_fit()
+    given = None if frame is None else frame.f_locals.get("callbacks")
+    return list(getattr(given, "callbacks", None) or ())
+
+
+def validation_data_of_fit() -> Any:
+    """The validation data of the running call of `fit`, or None."""
+    frame = calling_fit()
+    return None if frame is None else frame.f_locals.get("validation_data")
+
+
+def overlap(data: Any, private: Sequence[np.ndarray]) -> bool:
+    """Whether any array of some data shares memory with a private array."""
+    arrays = [a for a in tf.nest.flatten(data) if isinstance(a, np.ndarray)]
+    return any(_share(one, other) for one in arrays for other in private)
+
+
+def _share(one: np.ndarray, other: np.ndarray) -> bool:
+    try:
+        return bool(np.shares_memory(one, other, max_work=_MOST_WORK))
+    except RuntimeError:
+        return False

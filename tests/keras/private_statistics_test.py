@@ -446,6 +446,39 @@ class TestPeople:
         assert "of each person" in str(statistics.ledger.statement())
         plan.batches((np.ones([3000, 2]), np.ones(3000)), people=ids)
 
+    HOUSES = np.arange(100) // 4
+
+    @pytest.mark.parametrize("ids", [HOUSES * 7 + 1, HOUSES.astype(str), HOUSES[::-1]])
+    def test_ids_of_the_same_people_by_another_name_share_a_ledger(self, ids):
+        statistics = made(25, people=self.HOUSES)
+        made(25, people=ids, ledger=statistics.ledger)
+
+    @pytest.mark.parametrize("ids", [np.arange(100) // 2, np.arange(2, 102) // 4])
+    def test_ids_of_other_people_do_not(self, ids):
+        """A person of four rows would be two people, or a part of several."""
+        statistics = made(25, people=self.HOUSES)
+        ledger, people = statistics.ledger, len(set(ids.tolist()))
+        with pytest.raises(PrivacyMismatchError, match="in another way than the ids"):
+            made(people, people=ids, ledger=ledger)
+        batches = sampling.Poisson(0.5).batches(
+            np.ones([100, 2]), people=ids, per_person=4
+        )
+        with pytest.raises(PrivacyMismatchError, match="in another way than the ids"):
+            ledger.begin(noise_multiplier=1.0, sampling=batches, unit="person")
+        assert not ledger.phases
+
+    def test_nor_in_a_fit(self):
+        ledger = made(25, people=self.HOUSES).ledger
+        plan = dpc.keras.PrivacyPlan(
+            8, DELTA, 50, batch_size=10, epochs=1, per_person=2, ledger=ledger
+        )
+        model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+        model.compile(plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0), "mse")
+        data = np.ones([100, 2]), np.ones([100, 1])
+        batches = plan.batches(data, people=np.arange(100) // 2)
+        with pytest.raises(PrivacyMismatchError, match="in another way than the ids"):
+            model.fit(batches, callbacks=plan.callbacks, verbose=0)
+
     def test_statistics_of_rows_and_a_plan_for_people_name_the_line(self):
         statistics = made(100)
         statistics.moments(np.ones(100), low=0, high=1)

@@ -32,6 +32,7 @@ from tfdpclip.correlated import NoiseMatrix
 from tfdpclip.sampling import events
 from tfdpclip.sampling import uses as element_uses
 from tfdpclip.sampling.base import SamplingScheme
+from tfdpclip.sampling.people import are_other_people
 from tfdpclip.sampling.poisson import FullBatch, Poisson
 
 
@@ -140,6 +141,8 @@ class Ledger(Spending):
         self._drawn_before, self._skipped = 0, 0
         # The drawer of the run's elements, where their steps depend on each other.
         self._order: Any = None
+        # The person of each row, as of the first phase of this process about people.
+        self._people: Any = None
 
     @classmethod
     def open(
@@ -244,6 +247,7 @@ class Ledger(Spending):
         )
         phase.event(1)  # Validates the remaining settings.
         phase.refuse_unreadable(self.path)
+        self.note_people(getattr(sampling, "_people", None))
         self._forfeit_reserved()
         begin_run(self.phases, phase, change, continued)
         if phase.noise is None and hasattr(sampling, "_begin_run"):
@@ -260,6 +264,29 @@ class Ledger(Spending):
         self._uncounted, self._recorded = uncounted_releases(), 0
         self._in_blocks = set()
         self.save()
+
+    def note_people(self, ids: Any) -> None:
+        """Notes the person of each row, or refuses ids of other people.
+
+        Args:
+          ids: The ids, `[n]`; None if records are no people.
+
+        Raises:
+          PrivacyMismatchError: If as many ids as before tell people apart in another
+            way: a person of one phase would be several people of another.
+        """
+        if ids is None:
+            return
+        if self._people is None:
+            self._people = ids
+        elif are_other_people(ids, self._people):
+            raise PrivacyMismatchError(
+                "The ids tell people apart in another way than the ids of earlier "
+                "phases of this ledger (statistics, or another plan): a person here "
+                "would be several people there, and the statement speaks of one. Give "
+                "the same ids everywhere, people=frame['user'], or keep a ledger of "
+                "its own for each." + see("records-of-several-rows")
+            )
 
     def end(self) -> None:
         """Ends the phase: further steps need `begin`, and count with its settings."""

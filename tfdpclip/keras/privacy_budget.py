@@ -272,7 +272,10 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         )
         self._run.note_phase()
         drawer = self._draws.drawer
-        given = [] if drawer is None else drawer.source.given
+        given = []
+        if drawer is not None:
+            given = drawer.source.given
+            self._ledger.note_people(getattr(drawer.source, "ids", None))
         for text in (
             *adapted_layers.assumptions_about(self.model),
             *seeded_layers.assumptions_about(self.model),

@@ -152,11 +152,13 @@ class PrivateStatistics(ShownAsText):
         self._owners = None
         self._unit, self._record = "example", "record"
         self._people: Any = None
+        self._ids: np.ndarray | None = None
         if people is not None:
             self._own(people)
         self.left = self._releases = _arguments.integer("releases", releases, 1)
         check_accountant(accountant)
         self.ledger = Ledger.open(ledger, self._delta, accountant)
+        self.ledger.note_people(self._ids)
         self.noise_multiplier = noise_multiplier(
             self._epsilon,
             self._delta * (1 - _FOR_THRESHOLDS),
@@ -171,8 +173,10 @@ class PrivateStatistics(ShownAsText):
         """Takes the person of each row."""
         self._unit, self._record = "person", "person"
         self._people = people
-        ids = checked_ids(people)
-        _, owners, counts = np.unique(ids, return_inverse=True, return_counts=True)
+        self._ids = checked_ids(people)
+        _, owners, counts = np.unique(
+            self._ids, return_inverse=True, return_counts=True
+        )
         if len(counts) != self._examples:
             raise ValueError(
                 f"people has {len(counts)} people, and examples counts people: "

@@ -290,6 +290,11 @@ class Batches(tf.data.Dataset):
         return drawer.steps_drawn
 
     @property
+    def _people(self) -> Any:
+        """The person of each row, for the ledger; None if records are no people."""
+        return getattr(self._drawer.source, "ids", None)
+
+    @property
     def _order(self) -> weakref.ref:
         """A name of the order of the steps, for the ledger of a loop."""
         return weakref.ref(self._drawer.last)

@@ -141,10 +141,8 @@ class CappedExamples(Source):
         self, source: Source, ids: Any, per_person: int, rng: np.random.Generator
     ):
         self._examples = source
-        self._ids = checked_ids(ids, source.size)
-        _, owners, counts = np.unique(
-            self._ids, return_inverse=True, return_counts=True
-        )
+        self.ids = checked_ids(ids, source.size)
+        _, owners, counts = np.unique(self.ids, return_inverse=True, return_counts=True)
         # The first `per_person` examples of each person in a random order.
         mixed = rng.permutation(source.size)
         mixed = mixed[np.argsort(np.reshape(owners, -1)[mixed], kind="stable")]
@@ -167,7 +165,7 @@ class CappedExamples(Source):
         return self._examples.marks()
 
     def digest(self) -> str:
-        told = sources._digest(self.size, ((self._ids[self._kept], self._kept),))
+        told = sources._digest(self.size, ((self.ids[self._kept], self._kept),))
         return f"{told} {self._examples.digest()}"
 
     def take(self, indices, rows):
@@ -176,6 +174,22 @@ class CappedExamples(Source):
 
 _UNKNOWN = ("", "nan", "NaN", "None", "<NA>", "NaT", "null")
 _MISSING = {*_UNKNOWN, *(name.encode() for name in _UNKNOWN)}
+
+
+def are_other_people(ids: np.ndarray, before: np.ndarray) -> bool:
+    """Whether ids of as many rows tell people apart in another way.
+
+    The same ids in another order are ids of the same people. Of another number of rows
+    nothing is known.
+    """
+    if ids is before or len(ids) != len(before):
+        return False
+    if np.array_equal(np.sort(ids), np.sort(before)):
+        return False
+    owners = [np.unique(each, return_inverse=True)[1] for each in (ids, before)]
+    pairs = np.unique(np.stack([np.reshape(each, -1) for each in owners]), axis=1)
+    # In one way, each owner of one numbering is one owner of the other.
+    return any(pairs.shape[1] != len(np.unique(each)) for each in owners)
 
 
 def checked_ids(ids: Any, size: int | None = None) -> np.ndarray:

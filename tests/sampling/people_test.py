@@ -130,6 +130,7 @@ def test_ids_are_those_of_when_the_batches_were_made():
         (np.where(IDS > 1, IDS, -1), "known, and the codes of pandas have -1"),
         ([2**63, *IDS[1:].tolist()], "be integers below 2"),
         ("user", r"got 'user' of shape \[\]"),
+        (np.ma.masked_array(IDS, IDS < 2), "known, and some ids are masked"),
     ],
 )
 def test_bad_ids(ids, message):

@@ -35,6 +35,13 @@ from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.people import are_other_people
 from tfdpclip.sampling.poisson import FullBatch, Poisson
 
+# Other people may be meant: folds of a cross-validation in one ledger, for example.
+_OTHER_PEOPLE = (
+    "the ids of some phases (statistics, or another plan) tell people apart in another "
+    "way than those of the first: who is one person in one phase, and several in "
+    "another, is not covered as a whole"
+)
+
 
 def _noise_in_words(noise_multiplier: float, correlated: bool) -> str:
     kind = "correlated noise" if correlated else "noise"
@@ -266,27 +273,17 @@ class Ledger(Spending):
         self.save()
 
     def note_people(self, ids: Any) -> None:
-        """Notes the person of each row, or refuses ids of other people.
+        """Notes the person of each row; the statement says if ids are of other people.
 
         Args:
           ids: The ids, `[n]`; None if records are no people.
-
-        Raises:
-          PrivacyMismatchError: If as many ids as before tell people apart in another
-            way: a person of one phase would be several people of another.
         """
         if ids is None:
             return
         if self._people is None:
             self._people = ids
         elif are_other_people(ids, self._people):
-            raise PrivacyMismatchError(
-                "The ids tell people apart in another way than the ids of earlier "
-                "phases of this ledger (statistics, or another plan): a person here "
-                "would be several people there, and the statement speaks of one. Give "
-                "the same ids everywhere, people=frame['user'], or keep a ledger of "
-                "its own for each." + see("records-of-several-rows")
-            )
+            self.assume(_OTHER_PEOPLE)
 
     def end(self) -> None:
         """Ends the phase: further steps need `begin`, and count with its settings."""

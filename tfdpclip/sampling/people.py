@@ -202,6 +202,12 @@ def checked_ids(ids: Any, size: int | None = None) -> np.ndarray:
     Raises:
       ValueError: if ids are not integers or texts, one for each example.
     """
+    if np.ma.is_masked(ids):
+        raise ValueError(
+            "people must be known, and some ids are masked: all people without an id "
+            "would count as one person. Drop their examples, or give each person a "
+            "separate id." + see("records-of-several-rows")
+        )
     # From a list, NumPy would make texts of all ids, of a missing id as well.
     listed = isinstance(ids, (list, tuple))
     found = np.array(ids, dtype=object if listed else None)

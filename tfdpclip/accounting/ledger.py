@@ -16,6 +16,7 @@ from tfdpclip.accounting.phases import (
     SKIPPED,
     Phase,
     PrivacyMismatchError,
+    are_other_people,
     begin_run,
     clip_assumptions,
 )
@@ -32,7 +33,6 @@ from tfdpclip.correlated import NoiseMatrix
 from tfdpclip.sampling import events
 from tfdpclip.sampling import uses as element_uses
 from tfdpclip.sampling.base import SamplingScheme
-from tfdpclip.sampling.people import are_other_people
 from tfdpclip.sampling.poisson import FullBatch, Poisson
 
 # Other people may be meant: folds of a cross-validation in one ledger, for example.

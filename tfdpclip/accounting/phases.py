@@ -11,6 +11,7 @@ import pickle
 from typing import Any
 
 import dp_accounting
+import numpy as np
 
 from tfdpclip import _arguments, correlated
 from tfdpclip._docs import see
@@ -380,6 +381,22 @@ def refuse_other_use(ledger: Any, place: tuple, other: str, fix: str) -> None:
             f"{other}: the rest of the budget, and the owner of each noise, are not "
             f"known any more. {fix}" + see("steps-that-are-not-counted")
         )
+
+
+def are_other_people(ids: np.ndarray, before: np.ndarray) -> bool:
+    """Whether ids of as many rows tell people apart in another way.
+
+    The same ids in another order are ids of the same people. Of another number of rows
+    nothing is known.
+    """
+    if ids is before or len(ids) != len(before):
+        return False
+    if np.array_equal(np.sort(ids), np.sort(before)):
+        return False
+    owners = [np.unique(each, return_inverse=True)[1] for each in (ids, before)]
+    pairs = np.unique(np.stack([np.reshape(each, -1) for each in owners]), axis=1)
+    # In one way, each owner of one numbering is one owner of the other.
+    return any(pairs.shape[1] != len(np.unique(each)) for each in owners)
 
 
 def _attributes_equal(one: Any, other: Any) -> bool:

@@ -176,22 +176,6 @@ _UNKNOWN = ("", "nan", "NaN", "None", "<NA>", "NaT", "null")
 _MISSING = {*_UNKNOWN, *(name.encode() for name in _UNKNOWN)}
 
 
-def are_other_people(ids: np.ndarray, before: np.ndarray) -> bool:
-    """Whether ids of as many rows tell people apart in another way.
-
-    The same ids in another order are ids of the same people. Of another number of rows
-    nothing is known.
-    """
-    if ids is before or len(ids) != len(before):
-        return False
-    if np.array_equal(np.sort(ids), np.sort(before)):
-        return False
-    owners = [np.unique(each, return_inverse=True)[1] for each in (ids, before)]
-    pairs = np.unique(np.stack([np.reshape(each, -1) for each in owners]), axis=1)
-    # In one way, each owner of one numbering is one owner of the other.
-    return any(pairs.shape[1] != len(np.unique(each)) for each in owners)
-
-
 def checked_ids(ids: Any, size: int | None = None) -> np.ndarray:
     """The ids, one for each example, copied from the caller's array.
 

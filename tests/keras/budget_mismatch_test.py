@@ -79,6 +79,21 @@ class TestMismatchIsRefused:
         budget = PrivacyBudget(math.inf, DELTA, batches)
         self._assert_refused(replayed, budget, "altered, reused or mixed")
 
+    def test_batches_on_one_device_of_a_mirrored_strategy_name_the_line(self):
+        strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+        for distribute in (False, True):
+            batches = poisson()
+            budget = PrivacyBudget(math.inf, DELTA, batches)
+            with strategy.scope():
+                model = model_of(Optimizer())
+            data = batches.distribute(strategy) if distribute else batches
+            options = dict(steps_per_epoch=2, verbose=0, callbacks=[budget])
+            if distribute:
+                model.fit(data, **options)
+                continue
+            with pytest.raises(PrivacyMismatchError, match=r"batches.distribute\(str"):
+                model.fit(data, **options)
+
     def test_mixed_with_other_data(self):
         batches = poisson()
         other = tf.data.Dataset.cache(batches.take(1)).repeat(10)

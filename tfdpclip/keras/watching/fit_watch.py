@@ -291,16 +291,20 @@ class FitWatch:
         source = provenance.origin(dataset)
         if source is None:
             drawers = provenance.drawers_of(dataset)
-            found = "something else"
+            found, also = "something else", ""
             if self._drawer in drawers:
                 found = "these batches, but altered, reused or mixed with other data"
+                also = (
+                    " In the scope of tf.distribute.MirroredStrategy, of one device as "
+                    "well, give fit batches.distribute(strategy)."
+                )
             elif drawers:
                 found = ", ".join(d.scheme.describe() for d in drawers)
             raise PrivacyMismatchError(
                 f"The data of fit were drawn by {found}, not just as the batches of "
                 f"{self._drawer.scheme.describe()} that are accounted for. Give the "
                 "batches to fit unchanged. To transform them, use their own methods "
-                "map() (single records), map_batches(), take() and repeat()."
+                f"map() (single records), map_batches(), take() and repeat().{also}"
                 + see("batches-drawn-another-way")
             )
         if source._drawer is not self._drawer and (

@@ -1,6 +1,7 @@
 """The targets of links in pages and error messages exist."""
 
 import ast
+import importlib.metadata
 import pathlib
 import re
 
@@ -60,6 +61,13 @@ def test_the_tests_that_are_quoted_exist(name):
     assert len(quoted) > 20
     missing = [q for q in sorted(quoted) if not re.search(rf"def {q}\(", tests)]
     assert not missing
+
+
+def test_the_extra_for_gpus_exists():
+    """The page on devices installs it, which no test can."""
+    extra = re.search(r"tensorflow\[([\w-]+)\]", (DOCS / "devices.md").read_text())[1]
+    of_tensorflow = importlib.metadata.metadata("tensorflow")
+    assert extra in of_tensorflow.get_all("Provides-Extra")
 
 
 def test_every_pitfall_has_a_severity_and_says_what_is_done():

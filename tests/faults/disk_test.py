@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import errno
 import json
@@ -11,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from unittest import mock
 
 import pytest
@@ -26,6 +28,7 @@ from tests.faults.write_test import (
 )
 from tfdpclip import files, sampling
 from tfdpclip.accounting import Ledger, PrivacyMismatchError
+from tfdpclip.accounting._ledger_file import LedgerFile
 from tff_tasks import command, program, records
 from tff_tasks.config import RunConfig
 from tff_tasks.engine_local import LocalEngine
@@ -134,6 +137,35 @@ def test_two_runs_do_not_share_a_ledger(tmp_path):
     with pytest.raises(PrivacyMismatchError, match="written from outside"):
         with one.step():
             pytest.fail("the step ran")
+    assert Ledger.load(one.path).steps == 4
+
+
+def test_a_second_run_waits_between_check_and_write(tmp_path):
+    one = ledger_in(tmp_path)
+    two = Ledger.load(one.path)
+    before, writing, go_on = LedgerFile.write, threading.Event(), threading.Event()
+
+    def write(self, content):
+        if not writing.is_set():  # The first run, between its check and its write.
+            writing.set()
+            assert go_on.wait(60)
+        before(self, content)
+
+    def step(ledger):
+        with ledger.step():
+            pass
+
+    with mock.patch.object(LedgerFile, "write", write):
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            first = pool.submit(step, one)
+            assert writing.wait(60)
+            second = pool.submit(step, two)
+            with pytest.raises(concurrent.futures.TimeoutError):
+                second.result(0.5)
+            go_on.set()
+            first.result(60)
+            with pytest.raises(PrivacyMismatchError, match="written from outside"):
+                second.result(60)
     assert Ledger.load(one.path).steps == 4
 
 

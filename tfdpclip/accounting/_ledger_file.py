@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 from tfdpclip import _sealed, files
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 FORMAT = 4
 # Format 3 had no correlated noise. Format 2 did not record which optimizer ran the
@@ -27,7 +34,8 @@ class LedgerFile:
     * A file that differs from the written content in any value does not load: the file
       carries a SHA-256 checksum of its content. (A checksum finds damage, not an
       adversary, who could compute a new checksum.)
-    * `conflict` reports a file that a second process wrote, or that is missing.
+    * `conflict` reports a file that a second process wrote, or that is missing. In the
+      context of `alone` no second process writes, where the file system has locks.
 
     Args:
       path: The file.
@@ -37,6 +45,21 @@ class LedgerFile:
         self.path = pathlib.Path(path)
         self._seen: bytes | None = None
         self._writing: bytes | None = None
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """A context that one process at a time enters, for the files of a folder."""
+        if fcntl is None or not self.path.parent.is_dir():
+            yield
+            return
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            # Some network file systems have no locks.
+            with contextlib.suppress(OSError):
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
 
     def write(self, content: dict[str, Any]) -> None:
         """Writes a ledger's content, for `read` to return.

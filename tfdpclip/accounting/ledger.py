@@ -644,10 +644,11 @@ class Ledger(Spending):
                 phase.refuse_unreadable(path)
             LedgerFile(path).write(self.to_dict())
         elif self._file is not None:
-            conflict = self._file.conflict()
-            if conflict:
-                raise PrivacyMismatchError(conflict)
-            self._file.write(self.to_dict())
+            with self._file.alone():
+                conflict = self._file.conflict()
+                if conflict:
+                    raise PrivacyMismatchError(conflict)
+                self._file.write(self.to_dict())
 
     @classmethod
     def load(

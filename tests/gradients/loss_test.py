@@ -23,10 +23,13 @@ from tests.gradients.losses import (
 )
 from tests.keras.helpers import mostly_slow
 from tests.stack import MEAN
+from tfdpclip.clipping import FixedClip
 from tfdpclip.gradients import (
     JacobianFallbackWarning,
+    LossStructureError,
     OneByOneWarning,
     PerExampleGradients,
+    clipped_sum,
     per_example_norms,
 )
 
@@ -158,6 +161,26 @@ def test_the_scale_does_not_depend_on_how_many_examples_there_are(name):
     every = step(X)
     for count in (1, BATCH - 1):
         np.testing.assert_allclose(step(X[:count]), every[:count], rtol=1e-5)
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("name", SUMS)
+def test_a_sum_is_clipped_with_a_public_batch_size_only(name, dynamic):
+    """B times its share, an example's gradient would grow with every other example."""
+    loss, _ = SUMS[name]
+    spec = tf.TensorSpec([None if dynamic else BATCH, 3])
+
+    def clipped(**options):
+        @tf.function(input_signature=[spec], autograph=False)
+        def step(x):
+            return clipped_sum(loss(x), [W], FixedClip(1.0), **options)
+
+        return step(X)
+
+    with pytest.raises(LossStructureError, match="nominal_batch_size"):
+        clipped()
+    sums, _ = clipped(nominal_batch_size=NOMINAL)
+    assert sums[0].shape == W.shape
 
 
 # Keras's losses.

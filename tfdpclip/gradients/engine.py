@@ -29,6 +29,7 @@ from tfdpclip import _tf_private
 from tfdpclip._arguments import choice, integer, items, positive, shown
 from tfdpclip._devices import has_form_of_xla, in_xla
 from tfdpclip._variables import all_unwrapped
+from tfdpclip.clipping import ClipRule
 from tfdpclip.gradients.checks.rule_check import RuleCheck, error_of
 from tfdpclip.gradients.checks.status import CheckStatus
 from tfdpclip.gradients.errors import LossStructureError
@@ -43,7 +44,7 @@ from tfdpclip.gradients.graph.walks import ancestors
 from tfdpclip.gradients.loss import loss_checks, state
 from tfdpclip.gradients.loss.drawn_rows import ExpectedRecords, present_in_graph
 from tfdpclip.gradients.loss.label_checks import convert_each_label
-from tfdpclip.gradients.loss.loss_parts import LossParts, take_apart
+from tfdpclip.gradients.loss.loss_parts import LossParts, refuse_counted, take_apart
 from tfdpclip.gradients.loss.public_terms import check_public_gradients
 from tfdpclip.gradients.loss.state import PublicVariables
 from tfdpclip.gradients.meetings import FoundGradients, find_gradients, one_by_one
@@ -158,6 +159,18 @@ class PerExampleGradients(RecordGradients):
         self._keep_finite_parts()
         # Stage 7: the comparison.
         self._compare_gradients(loss.graph, check_gradients, groups)
+
+    def clipped_sum(
+        self, rule: ClipRule, state: Any, norms: tf.Tensor | None = None
+    ) -> list[tf.Tensor]:
+        """The clipped gradients of all records, summed, for each variable.
+
+        Raises:
+          LossStructureError: if the loss is a sum, and no `nominal_batch_size` was
+            given.
+        """
+        refuse_counted(self.parts)
+        return super().clipped_sum(rule, state, norms)
 
     def _trace_flows(
         self, loss: tf.Tensor, public: Sequence[tf.Tensor], rows_per_record: int

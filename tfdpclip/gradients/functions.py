@@ -31,7 +31,8 @@ def per_example_norms(
     Args:
       loss: a loss for each example, `[B]` or `[B, ...]` (averaged over trailing axes),
         or a scalar that is a sum or mean over the batch; then example i's loss is B
-        times its share.
+        times its share. With ``nominal_batch_size=``, example i's loss in a sum is this
+        public number times its share.
       variables: trainable variables.
       **options: see `PerExampleGradients`. Batches of people, or of views, need
         ``rows_per_record=batches.rows_per_record``.
@@ -74,7 +75,8 @@ def clipped_sum(
     element changes by twice as much.
 
     Args:
-      loss: as for `per_example_norms`.
+      loss: as for `per_example_norms`; a scalar sum needs ``nominal_batch_size=``,
+        because B is no public number.
       variables: trainable variables.
       rule: a clip rule.
       state: the rule's state.
@@ -84,6 +86,9 @@ def clipped_sum(
       The sums, a dense tensor of each variable's shape (zeros for a variable that the
       loss does not depend on), and the norms, `[B]`. A rule with groups that is not yet
       bound to variables is bound to `variables`.
+
+    Raises:
+      LossStructureError: also if the loss is a sum without ``nominal_batch_size``.
 
     >>> from tfdpclip.clipping import FixedClip
     >>> w = tf.Variable([1.0, 1.0])

@@ -60,6 +60,23 @@ class LossParts:
         self.present = self.present if drawn is None else drawn
 
 
+def refuse_counted(parts: LossParts) -> None:
+    """Refuses to clip losses that were multiplied by the number of examples.
+
+    Raises:
+      LossStructureError: if one example more would scale the gradients of all.
+    """
+    if parts.counted:
+        raise LossStructureError(
+            "The loss is a sum over the batch, and the loss of an example would be its "
+            "share times the number of examples in the batch: one example more would "
+            "scale the gradients of all, and move the clipped sum by more than the "
+            "clip. Give the examples' own losses, of shape [batch], or their mean; or "
+            "nominal_batch_size=, a public number for this factor (1.0: the loss of an "
+            "example is its share of the sum)." + see("losses-that-divide-by-the-batch")
+        )
+
+
 def take_apart(
     loss: tf.Tensor,
     flows: Dataflow,

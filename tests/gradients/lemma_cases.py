@@ -479,6 +479,13 @@ def _windows(image, volume) -> list[Case]:
             dtypes=ONE,
         ),
         _case("MaxPoolWithArgmax", image, outputs=(0, 0), **pool),
+        _case(
+            "MaxPoolWithArgmax",
+            image,
+            outputs=(0, None),
+            include_batch_in_index=True,
+            **pool,
+        ),
         _case("AvgPool3D", volume, **pools),
         _case("MaxPool3D", volume, **pools),
         _case("Dilation2D", image, kernel(2, 2, 3), rates=[1, 1, 1, 1], **flat),

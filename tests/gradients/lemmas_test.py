@@ -7,6 +7,7 @@ infinity or NaN, no other row of the outputs and of the gradients moves.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import zlib
 
@@ -189,6 +190,18 @@ def _with_other(rng, array, row: int, how: str, spec: Rows, dtype):
     return array
 
 
+def _given(rng, specs: list, dtype) -> list:
+    """Random numbers for the inputs with examples, beside the constant inputs."""
+    return [
+        _numbers(rng, s, dtype)
+        if isinstance(s, Rows)
+        else np.asarray(s, dtype.as_numpy_dtype)
+        if np.asarray(s).dtype == np.float32 and dtype != tf.float32
+        else s
+        for s in specs
+    ]
+
+
 def hold(case: Case, dtype) -> None:
     """Raises if replacing a row moves a different row.
 
@@ -198,14 +211,7 @@ def hold(case: Case, dtype) -> None:
     """
     rng = np.random.default_rng(zlib.crc32(f"{case}".encode()))
     specs = _flat(case)
-    first = [
-        _numbers(rng, s, dtype)
-        if isinstance(s, Rows)
-        else np.asarray(s, dtype.as_numpy_dtype)
-        if np.asarray(s).dtype == np.float32 and dtype != tf.float32
-        else s
-        for s in specs
-    ]
+    first = _given(rng, specs, dtype)
     weights: dict = {}
 
     def cotangents(number, shape, row=None, value=None):
@@ -247,7 +253,47 @@ def hold(case: Case, dtype) -> None:
             _assert_same(a[kept], b[kept], case, f"the gradient of {what}")
 
 
+def hold_in_any_order(case: Case, dtype) -> None:
+    """Raises if the outputs or gradients of a row depend on the row's place."""
+    rng = np.random.default_rng(zlib.crc32(f"{case}".encode()))
+    specs = _flat(case)
+    given = _given(rng, specs, dtype)
+    weights: dict = {}
+
+    def cotangents(number, shape, moved=0):
+        if number not in weights:
+            weights[number] = rng.normal(size=shape)
+        return np.roll(weights[number], moved, axis=0)
+
+    def later(number, shape):
+        return cotangents(number, shape, 1)
+
+    backward = case.op in ops.GRADIENTS_APART
+    found = _run(case, given, cotangents, backward)
+    given = [
+        np.roll(a, 1, axis=0) if isinstance(s, Rows) else a
+        for a, s in zip(given, specs, strict=True)
+    ]
+    after = _run(case, given, later, backward)
+    # A kernel may round the rows of a block together.
+    case = dataclasses.replace(case, rounding=max(case.rounding, 1e-4))
+    for before, rolled in zip(found, after, strict=True):
+        for a, b in zip(before, rolled, strict=True):
+            what = f"{case.op} of {dtype.name}, rows in another order"
+            if a.dtype.kind in "fc":
+                _assert_same(np.roll(a, 1, axis=0), b, case, what)
+            else:
+                np.testing.assert_array_equal(np.roll(a, 1, axis=0), b, what)
+
+
 NAMES = sorted(CASES)
+#: Types that are not the same in any order, by the reason.
+BY_PLACE = {
+    "StatelessMultinomial": "draws for each place; the analysis looks at the seed",
+    "CTCLoss": "the case has constant labels",
+    "PreventGradient": "raises where a gradient is taken",
+    "TopK": "TensorFlow 2.14 finds no kernel outside of a graph",
+}
 # Ops of which layers are built; the tests of the remaining ops are slow.
 _USUAL = frozenset(
     """MatMul Conv2D Softmax Reshape Transpose GatherV2 Mean Tanh Mul BiasAdd TopKV2
@@ -255,17 +301,36 @@ _USUAL = frozenset(
 )
 
 
-@pytest.mark.parametrize(
+_EACH = pytest.mark.parametrize(
     "name",
     [
         pytest.param(name, marks=[] if name in _USUAL else pytest.mark.slow)
         for name in NAMES
     ],
 )
+
+
+@_EACH
 def test_other_rows_move_nothing(name):
     for case in CASES[name]:
         for dtype in case.dtypes:
             hold(case, dtype)
+
+
+@_EACH
+def test_the_place_of_a_row_moves_nothing(name):
+    """Without an earlier example, the later examples have other places."""
+    for case in CASES[name] if name not in BY_PLACE else ():
+        hold_in_any_order(case, case.dtypes[0])
+
+
+def test_an_op_that_counts_places_is_found():
+    whole = {"ksize": [1, 2, 2, 1], "strides": [1, 1, 1, 1], "padding": "SAME"}
+    whole["include_batch_in_index"] = True
+    case = Case("MaxPoolWithArgmax", (Rows((3, 3, 1)),), whole, (0, 0))
+    hold(case, tf.float32)
+    with pytest.raises(AssertionError, match="another order"):
+        hold_in_any_order(case, tf.float32)
 
 
 @pytest.mark.parametrize(

@@ -262,6 +262,15 @@ def entries_at(h, columns):
     return tf.square(tf.gather_nd(h, tf.stack([tf.range(count(h)), columns], 1)))
 
 
+def pooled_places(h, whole=True):
+    """`[B, 1]`, the place of the largest entry, counted in the batch or in the row."""
+    options = {"ksize": 2, "strides": 2, "padding": "VALID"}
+    _, found = tf.nn.max_pool_with_argmax(
+        images(h), include_batch_in_index=whole, **options
+    )
+    return found[:, 0, 0]
+
+
 #: By a public tensor that has a row for each place in the batch.
 BY_ROWS_OF_CONSTANTS = {
     "a gathered entry": lambda x, h: ends(tf.gather(h, FOURTH, axis=1, batch_dims=1)),
@@ -356,6 +365,12 @@ BY_ROWS_OF_CONSTANTS = {
     ),
     "draws of a constant seed": lambda x, h: ends(
         h * tf.random.stateless_uniform(tf.shape(h), [1, 2])
+    ),
+    "classes by a constant seed": lambda x, h: ends(
+        h * floating(tf.random.stateless_categorical(h, 4, [1, 2]))
+    ),
+    "places of a pooling in the batch": lambda x, h: ends(
+        h[:, :1] * tf.gather(P, pooled_places(h) % 7)
     ),
     "examples as channels": lambda x, h: ends(
         tf.transpose(

@@ -17,6 +17,7 @@ from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.fused import read_call
 from tfdpclip.gradients.graph.known import (
     CONSTANT_BY_PLACE,
+    draws_the_same,
     known_value,
     rows_alike,
     starts_with_rows,
@@ -444,6 +445,19 @@ def _one_hot(op, output, inputs, batch_size) -> Flow:
     return flow.on(tuple(axis + (axis >= place) for axis in flow.axes))
 
 
+def _arg_pool(op, output, inputs, batch_size) -> Flow:
+    """The flow of a pooling and of its places, counted in the image or in the batch."""
+    flow = _row_by_row(op, output, inputs, batch_size)
+    counted = output is op.outputs[1] and op.get_attr("include_batch_in_index")
+    return dataclasses.replace(flow, placed=bool(counted))
+
+
+def _drawn_classes(op, output, inputs, batch_size) -> Flow:
+    """The flow of classes drawn by a seed, which gives each place its own numbers."""
+    flow = mixing.transfer(op, output, inputs, batch_size)
+    return dataclasses.replace(flow, placed=draws_the_same(op))
+
+
 def _bitcast(op, output, inputs, batch_size) -> Flow:
     """The flow of the bits of each entry; a last axis may split or join them."""
     flow, joined = inputs[0], op.inputs[0].shape.rank > output.shape.rank
@@ -604,6 +618,8 @@ _TABLE: dict[str, Callable] = {
     "GatherNd": _gather_nd,
     "OneHot": _one_hot,
     "Bitcast": _bitcast,
+    "MaxPoolWithArgmax": _arg_pool,
+    "StatelessMultinomial": _drawn_classes,
     **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), _looked_up),
     **dict.fromkeys("Pad PadV2 MirrorPad".split(), _pad),
     "Conv2DBackpropInput": _conv_transpose,

@@ -256,3 +256,42 @@ def test_large_and_tiny_examples_side_by_side_pass():
     model(data)
     norms = norms_of(lambda x: squash(model(x)), model.trainable_variables, data)
     assert np.all(np.isfinite(norms)) and np.all(norms.numpy() > 0)
+
+
+@tf.custom_gradient
+def _shown(h):
+    def gradient(dh):
+        tf.print("gradient of", tf.shape(dh))
+        return dh
+
+    return tf.identity(h), gradient
+
+
+@tf.custom_gradient
+def _asserted(h):
+    def gradient(dh):
+        finite = tf.reduce_all(tf.math.is_finite(dh))
+        with tf.control_dependencies([tf.debugging.Assert(finite, [dh])]):
+            return tf.identity(dh)
+
+    return tf.identity(h), gradient
+
+
+@pytest.mark.filterwarnings("ignore::tfdpclip.gradients.OneByOneWarning")
+@pytest.mark.parametrize(
+    "checked",
+    [lambda h: tf.debugging.check_numerics(h, "not finite"), _shown, _asserted],
+    ids=["check_numerics", "print", "assert"],
+)
+def test_ops_with_effects_in_a_gradient_pass(checked):
+    """TensorFlow runs them in the order of the trace, before the comparison."""
+    w = variable(3, 5)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def step(x):
+        return clipped_sum(squash(checked(x @ w)), [w], FixedClip(1e6))
+
+    sums, _ = step(X)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(squash(X @ w))
+    np.testing.assert_allclose(sums[0], tape.gradient(loss, w), rtol=1e-5, atol=1e-6)

@@ -38,9 +38,9 @@ from tfdpclip.gradients.flows.inlining import inline_calls
 from tfdpclip.gradients.forms.base_form import Budget, rows_per_example, rows_where
 from tfdpclip.gradients.forms.perturbation import Perturbation
 from tfdpclip.gradients.forms.records import RecordGradients, column_of
-from tfdpclip.gradients.graph import op_copies
+from tfdpclip.gradients.graph import op_copies, ops
 from tfdpclip.gradients.graph.backward import is_of_own_gradient, own_gradients_marked
-from tfdpclip.gradients.graph.walks import ancestors
+from tfdpclip.gradients.graph.walks import ancestors, descendants
 from tfdpclip.gradients.loss import loss_checks, state
 from tfdpclip.gradients.loss.drawn_rows import ExpectedRecords, present_in_graph
 from tfdpclip.gradients.loss.label_checks import convert_each_label
@@ -557,7 +557,8 @@ class PerExampleGradients(RecordGradients):
         if not compiled:
             self._gate = due = tf.identity(due)
             seed, passes = self._found.seed, [part.op for part in ordinary]
-            if seed is not None and seed.graph is due.graph:
+            same = seed is not None and seed.graph is due.graph
+            if same and not any(op.type in ops.CHAINED for op in descendants(seed.op)):
                 # Two backward passes at a time need the memory of both.
                 _tf_private.run_after(seed.op, passes)
 

@@ -97,6 +97,9 @@ SEEDED_DRAWS = (
     "StatelessShuffle",
 )
 
+#: Ops that TensorFlow runs in the order of the trace, among them ops of gradients.
+CHAINED = frozenset("Assert CheckNumerics CheckNumericsV2 If PrintV2".split())
+
 #: Ops that run Python code.
 PYTHON = frozenset("EagerPyFunc PyFunc PyFuncStateless".split())
 

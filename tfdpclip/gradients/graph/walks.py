@@ -31,6 +31,17 @@ def ancestors(
     return order
 
 
+def descendants(op: tf.Operation) -> list[tf.Operation]:
+    """The ops of the same graph that read a result of `op`, directly or not."""
+    found, stack = {op}, [op]
+    while stack:
+        for tensor in stack.pop().outputs:
+            readers = [o for o in tensor.consumers() if o not in found]
+            found.update(readers)
+            stack += readers
+    return list(found - {op})
+
+
 def before_identities(tensor: tf.Tensor) -> tf.Tensor:
     """The tensor that a chain of `Identity` ops passes on as `tensor`."""
     while tensor.op.type == "Identity":

@@ -455,3 +455,43 @@ def test_norms_of_single_products_are_exact_at_any_scale(groups):
     np.testing.assert_allclose(found[:8], expected[:8], rtol=1e-5, atol=1e-45)
     assert not np.isfinite(found[8:]).any()
     assert found[4] > 0.01 and found[6] > 0.01
+
+
+# Complex numbers.
+
+
+RE, IM = variable(4, 3, seed=4), variable(4, 3, seed=5)
+COMPLEX = {
+    "matmul": lambda x: tf.complex(x, 2 * x) @ tf.complex(RE, IM),
+    "mul": lambda x: tf.complex(x, 2 * x)[:, :3] * tf.complex(RE[0], IM[0]),
+    "add": lambda x: tf.complex(x, 2 * x)[:, :3] + tf.complex(RE[0], IM[0]),
+    "einsum": lambda x: tf.einsum(
+        "bi,io->bo", tf.complex(x, 2 * x), tf.complex(RE, IM)
+    ),
+    "spectrum": lambda x: tf.signal.rfft(x) * tf.complex(RE[0], IM[0]),
+    "gather": lambda x: tf.gather(tf.complex(RE, IM), tf.cast(x[:, 0] > 0, tf.int32)),
+    "phase": lambda x: tf.complex(x[:, :3], x[:, 1:]) * tf.exp(tf.complex(0.0, RE[0])),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+@pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
+def test_complex_numbers_within_a_loss_match_one_example_at_a_time(name):
+    """Their imaginary parts count in the gradients of real variables."""
+
+    def loss(x):
+        z = COMPLEX[name](x)
+        return squash(tf.concat([tf.math.real(z), tf.math.imag(z)], 1))
+
+    check_engine(loss, [RE, IM], randoms(5, 4), tolerance=1e-4)
+
+
+def test_a_complex_variable_is_refused_with_what_to_do():
+    """The norm and the sum were those of the real part of its gradient."""
+    w = tf.Variable(tf.complex([1.0, 2.0], [0.5, -1.0]), name="phases")
+
+    def loss(x):
+        return tf.reduce_sum(tf.square(tf.abs(tf.complex(x, x) + w)), 1)
+
+    with pytest.raises(ValueError, match=r"'phases:0'.*tf.complex\(real, imag\)"):
+        clipped(loss, [w], [randoms(4, 2)], FixedClip(1.0))

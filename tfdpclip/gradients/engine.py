@@ -592,6 +592,19 @@ def refuse_repeated(name: str, variables: Sequence[tf.Variable]) -> None:
         seen.add(id(variable))
 
 
+def refuse_complex(name: str, variables: Sequence[tf.Variable]) -> None:
+    """Raises ValueError if a variable has complex numbers.
+
+    No norm counts the imaginary part of a gradient, and no noise has one.
+    """
+    for variable in variables:
+        if tf.as_dtype(getattr(variable, "dtype", "float32")).is_complex:
+            raise ValueError(
+                f"{name} has complex numbers in {variable.name!r}. Train the real and "
+                "the imaginary part as two variables: weight = tf.complex(real, imag)."
+            )
+
+
 def _trainable(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
     """The variables as `tf.Variable`: not empty, and each variable once."""
     unwrapped = all_unwrapped(items("variables", variables))
@@ -603,6 +616,7 @@ def _trainable(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
                 f"variables must be trainable variables, got {shown(variable)}."
             )
     refuse_repeated("variables", unwrapped)
+    refuse_complex("variables", unwrapped)
     return unwrapped
 
 

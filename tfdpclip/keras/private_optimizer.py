@@ -21,7 +21,7 @@ from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.gradients import PerExampleGradients
 from tfdpclip.gradients.eager import EagerGradients
-from tfdpclip.gradients.engine import refuse_repeated
+from tfdpclip.gradients.engine import refuse_complex, refuse_repeated
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.forms.whole import WholeGradient
 from tfdpclip.gradients.graph.origins import public_writes
@@ -84,6 +84,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
                 "There is nothing to train: the model has no trainable variables."
             )
         refuse_repeated("var_list", var_list)
+        refuse_complex("var_list", var_list)
         given, var_list = var_list, all_unwrapped(var_list)
         self.refuse_unknown(given)
         if not self._unsaved.built:

@@ -241,7 +241,9 @@ def prepare(use: Use) -> None:
 
 
 def has_rule(use: Use) -> bool:
-    """Whether some rule may cover the use."""
+    """Whether some rule may cover the use. No rule takes complex numbers."""
+    if any(t.dtype.is_complex for t in (*use.op.inputs, *use.op.outputs)):
+        return False
     return use.op.type in _RULES or _call_rule(use) is not None
 
 

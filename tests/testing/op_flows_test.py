@@ -40,6 +40,26 @@ def test_rows_that_stay_apart_pass(function):
     dpc.testing.assert_op_flow(function, ROWS)
 
 
+@tf.custom_gradient
+def by_place_on_the_way_back(x):
+    return tf.identity(x), lambda dy: dy * tf.range(float(dy.shape[0]))[:, tf.newaxis]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * tf.range(float(x.shape[0]))[:, tf.newaxis],
+        lambda x: x / tf.cast(tf.shape(x)[0], x.dtype),
+        lambda x: tf.complex(x, x * tf.range(float(x.shape[0]))[:, tf.newaxis]),
+        by_place_on_the_way_back,
+    ],
+    ids=["place", "number", "imaginary", "gradient"],
+)
+def test_rows_that_depend_on_their_places_are_found(function):
+    with pytest.raises(AssertionError, match="depends on its place, or on the number"):
+        dpc.testing.assert_op_flow(function, ROWS)
+
+
 def test_integer_rows_are_replaced_too():
     table = randoms(9, 3)
     ids = np.arange(5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,10 +17,14 @@ def assert_op_flow(
 ) -> None:
     """Checks that row i of an op's outputs, and gradients, depends on row i only.
 
+    The row's place, and the number of rows, must not matter either: without an earlier
+    example, the later examples have other places.
+
     The test tries the claim of `tfdpclip.gradients.op_flow` about an op on your data:
     each row of the inputs is replaced in turn, by the row before, by zeros and by a
     hundred times the row, and no further row of the outputs may change, nor any further
-    row of the gradient at an input.
+    row of the gradient at an input. Then the rows come in the opposite order, and
+    without the first row.
 
     Args:
       function: applies the op to tensors.
@@ -29,7 +34,8 @@ def assert_op_flow(
         rounding.
 
     Raises:
-      AssertionError: names the row that changed, and the row that was replaced.
+      AssertionError: names the row that changed, and the row that was replaced; or
+        says that rows depend on their places or on their number.
       ValueError: if there are no inputs, or they have no rows in common.
 
     >>> import numpy as np
@@ -49,7 +55,7 @@ def assert_op_flow(
             f"got shapes {[array.shape for array in arrays]}."
         )
     (count,) = lengths
-    before = _results(function, arrays)
+    before = _results(function, arrays, np.arange(count))
     changes = {
         "by the row before": lambda rows, i: rows[i - 1],
         "by zeros": lambda rows, i: np.zeros_like(rows[i]),
@@ -63,17 +69,36 @@ def assert_op_flow(
                     continue  # Indices into a table must stay in range.
                 array[i] = change(array, i)
             for (label, old), (_, new) in zip(
-                before, _results(function, changed), strict=True
+                before, _results(function, changed, np.arange(count)), strict=True
             ):
                 for j in set(range(count)) - {i}:
                     if not _alike(old[j], new[j], tolerance):
                         raise AssertionError(
                             f"Replacing row {i} ({how}) changed row {j} of {label}."
                         )
+    places = {
+        "the opposite order": np.arange(count)[::-1],
+        "the first row left out": np.arange(1, count),
+    }
+    for how, kept in places.items():
+        after = _results(function, [array[kept] for array in arrays], kept)
+        for (label, old), (_, new) in zip(before, after, strict=True):
+            for j, place in enumerate(kept):
+                if not _alike(old[place], new[j], tolerance):
+                    raise AssertionError(
+                        f"With {how}, row {place} of {label} changed: the row depends "
+                        "on its place, or on the number of rows."
+                    )
 
 
-def _results(function, arrays) -> list[tuple[str, np.ndarray]]:
-    """The outputs, and the gradients of their weighted squares, with their names."""
+def _results(function, arrays, rows) -> list[tuple[str, np.ndarray]]:
+    """The outputs, and the gradients of their weighted squares, with their names.
+
+    Args:
+      function: applies the op to tensors.
+      arrays: the inputs.
+      rows: the number of each of their rows, which decides about its weights.
+    """
     tensors = [tf.constant(array) for array in arrays]
     with tf.GradientTape() as tape:
         tape.watch(tensors)
@@ -81,8 +106,10 @@ def _results(function, arrays) -> list[tuple[str, np.ndarray]]:
         total = tf.constant(0.0)
         for output in outputs:
             if output.dtype.is_floating:
-                weights = np.cos(np.arange(output.shape.num_elements() or 0) + 0.3)
-                weights = tf.constant(weights.reshape(output.shape), output.dtype)
+                entries = math.prod(output.shape[1:])
+                weights = np.arange(entries) + np.reshape(rows, [-1, 1]) * entries
+                weights = np.cos(weights + 0.3).reshape(output.shape)
+                weights = tf.constant(weights, output.dtype)
                 squares = tf.reduce_sum(weights * tf.square(output))
                 total += tf.cast(squares, tf.float32)
     found = [(f"output {k}", t.numpy()) for k, t in enumerate(outputs)]
@@ -97,6 +124,9 @@ def _alike(old: np.ndarray, new: np.ndarray, tolerance: float) -> bool:
     """Whether two rows are equal up to rounding; NaN must stay NaN."""
     if old.dtype.kind not in "fc":
         return np.array_equal(old, new)
-    before, after = (np.asarray(np.real(rows), np.float64) for rows in (old, new))
+    before, after = (
+        np.stack([np.real(rows), np.imag(rows)]).astype(np.float64)
+        for rows in (old, new)
+    )
     size = np.max(np.abs(before), initial=0.0, where=np.isfinite(before))
     return np.allclose(before, after, rtol=0, atol=tolerance * size, equal_nan=True)

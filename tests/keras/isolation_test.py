@@ -532,3 +532,43 @@ def test_eager_code_warns_that_it_is_not_checked():
     model = model_with(L.Dense(4), loss=loss, run_eagerly=True)
     with pytest.warns(UserWarning, match="check_isolation"):
         model.train_on_batch(X, Y)
+
+
+class ByPlace(L.Layer):
+    def call(self, x):
+        places = tf.range(tf.shape(x)[0])[:, tf.newaxis]
+        return x * (1.0 + tf.cast(places, x.dtype))
+
+
+class ByNumber(L.Layer):
+    def call(self, x):
+        return x / tf.cast(tf.shape(x)[0], x.dtype)
+
+
+class ByPlaceOnTheWayBack(L.Layer):
+    def call(self, x):
+        @tf.custom_gradient
+        def scaled(x):
+            places = tf.cast(tf.range(tf.shape(x)[0])[:, tf.newaxis], x.dtype)
+            return tf.identity(x), lambda dy: dy * places
+
+        return scaled(x)
+
+
+@pytest.mark.parametrize("kind", [ByPlace, ByNumber, ByPlaceOnTheWayBack])
+def test_the_place_of_an_example_is_found(kind):
+    """One record less gives the others other places."""
+    layers = [tf.keras.Input((2,)), L.Dense(3), kind(), L.Dense(1)]
+    model = tf.keras.Sequential(layers)
+    model.compile("sgd", "mse")
+    x = np.random.default_rng(0).standard_normal((8, 2)).astype("float32")
+    with pytest.raises(AssertionError, match="Leaving out example 0 changed"):
+        dpc.testing.assert_isolated(model, x, x[:, :1])
+
+
+def test_random_masks_by_place_are_no_finding():
+    layers = [tf.keras.Input((2,)), L.Dense(30), L.Dropout(0.5), L.Dense(1)]
+    model = tf.keras.Sequential(layers)
+    model.compile("sgd", "mse")
+    x = np.random.default_rng(0).standard_normal((8, 2)).astype("float32")
+    dpc.testing.assert_isolated(model, x, x[:, :1])

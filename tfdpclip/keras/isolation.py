@@ -23,6 +23,8 @@ _OUTLIER = 40.0
 # The allowed relative distance between the gradient of a batch and the sum of the
 # gradients of its halves: rounding, perhaps in bfloat16.
 _ADDITIVE = 0.05
+# The allowed change where a batch has an example less, and kernels other blocks.
+_FEWER = 0.02
 # Errors of models that accept only a range of numbers.
 _REFUSED = tf.errors.InvalidArgumentError, ValueError
 
@@ -45,7 +47,9 @@ def check_isolation(
     combination of these losses, which shows operations that scale gradients and keep
     losses. The test repeats this on a batch of nearly equal examples, and checks that
     the gradients of two halves of the batch add up to the gradient of the batch.
-    Non-trainable state is restored afterwards.
+    Without the first example, the losses and gradients of the others, which have other
+    places then, must stay as well (for models without random numbers, which have them
+    by place). Non-trainable state is restored afterwards.
 
     Args:
       model: a built or callable Keras model.
@@ -59,7 +63,8 @@ def check_isolation(
         its size, that counts as rounding; finite.
 
     Raises:
-      ExampleIsolationError: if the loss or gradient of an unchanged example changed.
+      ExampleIsolationError: if the loss or gradient of an unchanged example changed,
+        or depends on its place or on the number of examples.
       ValueError: if the batch is too small, or the loss is unknown.
 
     >>> model = tf.keras.Sequential([tf.keras.layers.BatchNormalization()])
@@ -93,7 +98,9 @@ def check_isolation(
     with _Runs(model, per_example, count, each) as run:
         single = np.eye(count // each, dtype=bool)[:examples].repeat(each, axis=1)
         even = run.even
-        _compare(run, run(x, y), (x, y), [*single, even, ~even], tolerance)
+        before = run(x, y)
+        _compare(run, before, (x, y), [*single, even, ~even], tolerance)
+        _check_fewer(run, before, (x, y), max(tolerance, _FEWER))
         batch = _nearly_equal(x, y)
         try:
             before = run(*batch)
@@ -149,33 +156,37 @@ class _Runs:
         self.weights = rng.uniform(0.5, 1.5, count) * rng.choice([-1, 1], count)
 
     def __enter__(self) -> _Runs:
-        kept = [*self._model.non_trainable_variables]
-        kept += _compat.random_states_of(self._model)
+        random = _compat.random_states_of(self._model)
+        known = {id(v) for v in all_unwrapped(random)}
+        kept = all_unwrapped(self._model.non_trainable_variables)
+        kept = [v for v in kept if id(v) not in known]
+        self._random = [(v, tf.identity(v)) for v in random]
         self._state = [(v, tf.identity(v)) for v in kept]
         given = tf.compat.v1.get_seed(0)[0]
         self._given_seed = None if given == _NO_SEED else given
         return self
 
-    def _restore(self) -> None:
-        for variable, value in self._state:
+    def _restore(self, random: bool = True) -> None:
+        for variable, value in self._state + self._random * random:
             variable.assign(value)
 
     def __exit__(self, *_: object) -> None:
         self._restore()
         tf.random.set_seed(self._given_seed)
 
-    def __call__(self, x: Any, y: Any) -> _Run:
-        self._restore()
-        tf.random.set_seed(self._seed)
+    def __call__(self, x: Any, y: Any, other_numbers: bool = False) -> _Run:
+        self._restore(random=not other_numbers)
+        tf.random.set_seed(self._seed + other_numbers)
+        count = len(tf.nest.flatten(x)[0])
         with tf.GradientTape(persistent=True) as tape:
             found = self._per_example(y, self._model(x, training=True))
             losses = tf.convert_to_tensor(found)
-            if losses.shape.rank == 0 or losses.shape[0] != self.count:
+            if losses.shape.rank == 0 or losses.shape[0] != count:
                 raise ValueError(
-                    f"loss must give one loss per example, {self.count} in all, got "
+                    f"loss must give one loss per example, {count} in all, got "
                     f"shape {losses.shape}."
                 )
-            losses = tf.reshape(losses, [self.count, -1])
+            losses = tf.reshape(losses, [count, -1])
             if not losses.dtype.is_floating:
                 losses = tf.cast(losses, tf.float32)
             losses = tf.reduce_mean(losses, axis=1)
@@ -206,6 +217,37 @@ def _compare(
             # An overflowing outlier gives 0 times infinity, which is no finding.
             if not made_up or all(np.isfinite(part).all() for part in moved):
                 _check_gradients(run, gradients, moved, replaced, tolerance)
+
+
+def _check_fewer(
+    run: _Runs, before: _Run, batch: tuple[Any, Any], tolerance: float
+) -> None:
+    """Raises if the other examples change where the first one is left out."""
+    if not np.array_equal(before.losses, run(*batch, other_numbers=True).losses):
+        return  # Random numbers belong to the places in the batch.
+    kept = slice(run.each, None)
+    try:
+        after = run(*tf.nest.map_structure(lambda t: t[kept], batch))
+    except _REFUSED:
+        return  # The model takes batches of one size.
+    old, new = before.losses[kept], after.losses
+    size = np.maximum(np.abs(old), np.abs(before.losses).mean())
+    moved = ~(np.abs(new - old) <= tolerance * size + 1e-12) & np.isfinite(old)
+    what = f"the loss of example {run.each + int(np.argmax(moved))}"
+    if not moved.any():
+        weights = run.weights * (np.arange(run.count) >= run.each)
+        gradients = before.gradients(weights), after.gradients(run.weights[kept])
+        worst = _worst(*gradients, tolerance)
+        if worst is None:
+            return
+        name = path_of(run.variables[worst[0]])
+        what = f"the gradient of the other examples' losses with respect to {name!r}"
+    raise ExampleIsolationError(
+        f"Leaving out example 0 changed {what}: it depends on the place of an example "
+        "in the batch, or on the number of examples, so one record less moves the "
+        "gradients of all, and clipping protects no example. Make it from each "
+        "example alone, or from constants." + see("mixed-examples")
+    )
 
 
 def _replacements(

@@ -541,7 +541,6 @@ def _numbers() -> list[Case]:
     space = Rows((2, 2, 2), "complex")
     ints = lambda *v: np.int32(v)  # noqa: E731
     found = [
-        _case("TopK", Rows(), k=2, outputs=(0, 0)),
         _case("TopKV2", Rows(), np.int32(2), outputs=(0, 0)),
         _case("ApproxTopK", Rows(), k=2, outputs=(0, 0), dtypes=ONE),
         _case("NthElement", Rows(), np.int32(1)),

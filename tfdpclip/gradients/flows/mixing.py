@@ -189,7 +189,7 @@ _GIVEN_RANGES = frozenset(f"QuantizeAndDequantizeV{n}" for n in (2, 3, 4))
 
 RULES: dict[str, Callable] = {
     **dict.fromkeys(
-        """TopK TopKV2 NthElement FFT IFFT RFFT IRFFT RGBToHSV HSVToRGB AdjustHue
+        """TopKV2 NthElement FFT IFFT RFFT IRFFT RGBToHSV HSVToRGB AdjustHue
         AdjustSaturation LRN""".split(),
         _last(1, 0),
     ),

@@ -356,7 +356,7 @@ GRADIENTS_APART = frozenset(
     SquaredDifference Squeeze StridedSlice Sub Sum Svd Tan Tanh TanhGrad
     TensorListFromTensor TensorListGetItem TensorListPopBack TensorListPushBack
     TensorListSetItem TensorListStack TensorScatterAdd TensorScatterMax
-    TensorScatterMin TensorScatterSub TensorScatterUpdate Tile TopK TopKV2 Transpose
+    TensorScatterMin TensorScatterSub TensorScatterUpdate Tile TopKV2 Transpose
     TridiagonalSolve TruncateDiv Unpack UnsortedSegmentMax UnsortedSegmentMin
     UnsortedSegmentProd UnsortedSegmentSum Xdivy Xlog1py Xlogy Zeta""".split()
 )

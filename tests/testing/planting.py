@@ -114,7 +114,9 @@ def table(mutations: Sequence[Mutation]) -> str:
     rows = ["| planted bug | found by | what it says |", "| --- | --- | --- |"]
     for mutation in mutations:
         by, said = found(mutation) or ("", "**not found**")
-        said = " ".join(said.split())[:140]
+        said = " ".join(said.split())
+        # The stack of an op in a graph.
+        said = re.sub(r" defined at \(most.*?(?=assertion failed)", ": ", said)[:140]
         # These names depend on the layers made before.
         said = re.sub(r"\b(dense|layer)_\d+/", r"\1/", said).replace("|", "\\|")
         rows.append(f"| {mutation.name} | {by} | {said} |")

@@ -30,6 +30,7 @@ from tfdpclip._arguments import choice, integer, items, positive, shown
 from tfdpclip._devices import has_form_of_xla, in_xla
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.clipping import ClipRule
+from tfdpclip.gradients.checks.loss_key import structure_of
 from tfdpclip.gradients.checks.rule_check import RuleCheck, error_of
 from tfdpclip.gradients.checks.status import CheckStatus
 from tfdpclip.gradients.errors import LossStructureError
@@ -224,6 +225,8 @@ class PerExampleGradients(RecordGradients):
         )
         # Called for its refusals; `_find_gradients` keeps the reads, with later ops.
         state.find_state_reads(loss, scalar_flows)
+        # The gradients of a loop change the loop.
+        self._structure = structure_of(self.flows, self.handles)
         self.proof = prove(self.loss, self.flows)
         loss_checks.check_uncoupled(self.loss, self.flows[self.loss])
         loss_checks.refuse_float16(self.flows)
@@ -294,11 +297,8 @@ class PerExampleGradients(RecordGradients):
         self.checks_passed = self._compare_if_due(groups)
 
     def _key(self) -> tuple:
-        """Equal for graphs of the same ops and variables, of data from any source."""
-        sources = {source.op for source in self.flows.sources}
-        made = (op for op in self.flows.ops if op.inputs and op not in sources)
-        kinds = tuple(sorted(op.type for op in made))
-        return self.flows.batch_size, tuple(map(id, self.variables)), kinds
+        """Equal for losses of the same ops and variables, of data from any source."""
+        return self.flows.batch_size, tuple(map(id, self.variables)), self._structure
 
     @property
     def connected(self) -> list[bool]:

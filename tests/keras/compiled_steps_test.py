@@ -63,7 +63,7 @@ def fit(model, plan, batches, **settings):
 def statuses_of(act):
     """Whether the losses compare that were traced outside of an uncompiled twin."""
     found = []
-    with statuses_told(lambda status: found.append(status.compares)):
+    with statuses_told(lambda status, graph: found.append(status.compares)):
         act()
     return set(found)
 
@@ -202,6 +202,37 @@ def test_functions_within_the_step_are_compared_where_they_are_compiled(twins, m
     assert int(made.optimizer.iterations) == plan.ledger.steps == 4
 
 
+class Functions:
+    """An object that is no part of a model, with a function."""
+
+    @tf.function
+    def step(self, model, data):
+        return tf.keras.Sequential.train_step(model, data)
+
+
+class CallsObject(tf.keras.Sequential):
+    """A model whose training step is in a function that its code does not name."""
+
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.functions = [Functions()]
+
+    def train_step(self, data):
+        return self.functions[0].step(self, data)
+
+
+def test_a_function_that_is_found_in_the_trace_alone(twins):
+    plan = plan_of(epochs=4)
+    made = compiled_model(plan, model=CallsObject)
+    batches = plan.batches(arrays())
+    assert True in statuses_of(lambda: fit(made, plan, batches))
+    assert len(twins) == 1
+    # The function has a trace now, and the uncompiled function could only use this one.
+    fit(made, plan, batches)
+    assert len(twins) == 1
+    assert int(made.optimizer.iterations) == plan.ledger.steps == 8
+
+
 class Turned(L.Layer):
     """A layer whose op has the same type and other constants, or other functions."""
 
@@ -257,6 +288,27 @@ def test_a_branch_that_did_not_run_uncompiled_is_compared():
     model = compiled_model(plan, *layers, model=Alternates, length=2)
     batches = plan.batches(arrays(length=2))
     assert statuses_of(lambda: fit(model, plan, batches)) == {False, True}
+
+
+def test_a_unit_without_comparisons_runs_uncompiled_once(twins):
+    settings = {"clip": 1.0, "noise_multiplier": 1.0, "unit": "batch"}
+    batches = dpc.sampling.FullBatch().batches(arrays())
+    model = tf.keras.Sequential([tf.keras.Input((3, 2)), L.Flatten(), L.Dense(1)])
+    model.compile(dpc.keras.DPSGD(0.1, **settings), "mse", jit_compile=True)
+    callbacks = [dpc.keras.PrivacyBudget(np.inf, 1e-4, batches)]
+    for _ in range(2):
+        model.fit(batches, verbose=0, callbacks=callbacks)
+    assert len(twins) == 1
+
+
+def test_tensorboard_shows_the_graph_of_the_step(tmp_path):
+    plan = plan_of()
+    model = compiled_model(plan)
+    batches = plan.batches(arrays())
+    callbacks = [*plan.callbacks, tf.keras.callbacks.TensorBoard(tmp_path)]
+    model.fit(batches, epochs=2, verbose=0, callbacks=callbacks)
+    if not KERAS_3:
+        assert model.train_tf_function is model.train_function
 
 
 @pytest.mark.slow

@@ -19,9 +19,10 @@ UNCHECKED, PASSED, FAILED = 0, 1, 2
 # step compares again. At most this many steps compare.
 ATTEMPTS = 50
 
-# Called with the status of each loss that is traced.
-_TOLD: contextvars.ContextVar[Callable[[CheckStatus], None] | None] = (
-    contextvars.ContextVar("told", default=None)
+# Called with the status of each loss that is traced, and the graph of the loss.
+_Tell = Callable[["CheckStatus", tf.Graph], None]
+_TOLD: contextvars.ContextVar[_Tell | None] = contextvars.ContextVar(
+    "told", default=None
 )
 # The keys of losses that need no comparison, because they were compared in a trace.
 _COMPARED: contextvars.ContextVar[frozenset[Hashable]] = contextvars.ContextVar(
@@ -30,8 +31,11 @@ _COMPARED: contextvars.ContextVar[frozenset[Hashable]] = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
-def statuses_told(tell: Callable[[CheckStatus], None]) -> Iterator[None]:
-    """Has a function called with the status of every loss that is traced inside."""
+def statuses_told(tell: _Tell) -> Iterator[None]:
+    """Has a function called with the status and the graph of every loss traced inside.
+
+    An error of the function ends the trace of the loss.
+    """
     token = _TOLD.set(tell)
     try:
         yield
@@ -79,7 +83,7 @@ class CheckStatus:
         graph.add_to_collection("tfdpclip_checks", self)
         tell = _TOLD.get()
         if tell is not None:
-            tell(self)
+            tell(self, graph)
 
     def _make(self) -> None:
         self._verdict = tf.Variable(UNCHECKED, trainable=False, dtype=tf.int64)

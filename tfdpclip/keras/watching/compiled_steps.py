@@ -8,18 +8,27 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip import _tf_private
 from tfdpclip._devices import form_of_xla
 from tfdpclip.gradients.checks import status
 from tfdpclip.keras import _compat
 from tfdpclip.keras.watching.executions import runs_eagerly
-from tfdpclip.keras.watching.given_data import FollowedStep, has_functions_within
+from tfdpclip.keras.watching.given_data import (
+    FollowedStep,
+    has_functions_within,
+    has_own_step,
+)
 
 # For each model, the last training function that needs no comparison any more (a weak
 # reference, because the function keeps the model alive), the types of its data, and the
 # keys of the losses that were compared.
 _COMPARED: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-# The attributes in which Keras keeps a training function.
-_KEPT = ("train_function", "train_tf_function")
+# The models whose `train_step` takes the private step in a function of its own.
+_WITHIN: weakref.WeakSet = weakref.WeakSet()
+# The attributes in which Keras keeps a training function; Keras 2's TensorBoard reads
+# the graph of a run function in the second.
+_GRAPH = "train_tf_function"
+_KEPT = ("train_function", _GRAPH)
 
 
 class CompiledSteps:
@@ -33,11 +42,12 @@ class CompiledSteps:
 
     *Formal guarantees*
 
-    * A loss is compiled without a comparison only if a loss of the same ops, of the
-      same variables, was compared in an uncompiled step; or if so many comparisons were
-      inconclusive that no further step compares.
+    * A loss is compiled without a comparison only if a loss of the same ops, joined in
+      the same way, of the same variables, was compared in an uncompiled step; or if so
+      many comparisons were inconclusive that no further step compares.
     * All other losses are compared in compiled steps; so are the losses of a
-      `train_step` that calls a `tf.function`.
+      `train_step` that calls a `tf.function`: its code names the function, or the trace
+      of the uncompiled step finds the private step in one.
 
     Args:
       model: the model.
@@ -50,11 +60,14 @@ class CompiledSteps:
         self._function: Callable | None = None
         # The uncompiled function that runs in the place of the model's function.
         self._twin: Callable | None = None
-        # The keys of the losses that were compared.
-        self._compared: frozenset = frozenset()
+        # The keys of the losses that were compared; None before a comparison.
+        self._compared: frozenset | None = None
+        # What Keras keeps for TensorBoard.
+        self._shown: Any = None
         #: The function that ran the last execution.
         self.ran: Callable | None = None
         self._statuses: list[status.CheckStatus] = []
+        self._step: FollowedStep | None = None
         self._executions = 0
 
     def begin(self, function: Callable, iterator: Any, step: FollowedStep) -> None:
@@ -67,13 +80,16 @@ class CompiledSteps:
         """
         if function is self._function:
             return
-        self._function, self._twin = function, None
+        self._function, self._twin, self._step = function, None, step
         self._statuses, self._executions = [], 0
         self._compared = _compared_before(self._model, function, iterator)
-        if self._compared or not self._can_run_uncompiled(iterator):
+        if self._compared is not None or not self._can_run_uncompiled(iterator):
             return
         # A trace of a function within `train_step` is of one training function only.
-        if not has_functions_within(self._model):
+        # A function within that makes weights cannot be traced again.
+        known = self._model.built or not has_own_step(self._model)
+        within = self._model in _WITHIN or has_functions_within(self._model)
+        if known and not within:
             with step.in_place(None):
                 self._twin = _twin_of(self._model)
 
@@ -85,22 +101,56 @@ class CompiledSteps:
         """
         if self._twin is not None:
             self.ran = self._twin
-            with (
-                _compat.uncompiled(self._model),
-                form_of_xla(),
-                status.statuses_told(self._statuses.append),
-            ):
-                logs = self._twin(iterator)
-            self._note_execution(iterator)
-            return logs
+            try:
+                with (
+                    _compat.uncompiled(self._model),
+                    form_of_xla(),
+                    status.statuses_told(self._note_status),
+                ):
+                    logs = self._twin(iterator)
+            except Exception:
+                if self._model not in _WITHIN:
+                    raise
+            else:
+                self._show(self._twin)
+                self._note_execution(iterator)
+                return logs
+            # Nothing ran: the trace ended before it was complete.
+            self._twin = None
+        self.end()
         self.ran = self._function
-        with status.already_compared(self._compared):
+        with status.already_compared(self._compared or frozenset()):
             return self._function(iterator)
+
+    def end(self) -> None:
+        """Ends the executions without XLA."""
+        if self._shown is not None:
+            self._model.__dict__[_GRAPH], self._shown = self._shown, None
+
+    def _show(self, twin: Callable) -> None:
+        """Has TensorBoard show the graph of the function that ran."""
+        attributes = self._model.__dict__
+        if self._shown is None:
+            self._shown = attributes.get(_GRAPH)
+        if self._shown is not None:
+            attributes[_GRAPH] = twin
 
     @property
     def function(self) -> Callable:
         """The function that runs executions now."""
         return self._twin or self._function
+
+    def _note_status(self, one: status.CheckStatus, graph: tf.Graph) -> None:
+        """Notes a status of the uncompiled function.
+
+        Raises:
+          RuntimeError: if the loss is in a `tf.function` within `train_step`, which
+            would use its trace, of this element, in the compiled function as well.
+        """
+        if _tf_private.function_around(graph) is not self._step.graph:
+            _WITHIN.add(self._model)
+            raise RuntimeError("the private step is in a tf.function within train_step")
+        self._statuses.append(one)
 
     def _note_execution(self, iterator: Any) -> None:
         """Ends the executions without XLA after a conclusive comparison."""
@@ -126,11 +176,11 @@ class CompiledSteps:
 
 def _compared_before(
     model: tf.keras.Model, function: Callable, iterator: Any
-) -> frozenset:
-    """The keys of the losses that an earlier call of `fit` compared."""
-    known, types, compared = _COMPARED.get(model, (lambda: None, None, frozenset()))
+) -> frozenset | None:
+    """The keys of the losses that an earlier call of `fit` compared; None before."""
+    known, types, compared = _COMPARED.get(model, (lambda: None, None, None))
     same = types == getattr(iterator, "element_spec", None)
-    return compared if same and known() is function else frozenset()
+    return compared if same and known() is function else None
 
 
 def _twin_of(model: tf.keras.Model) -> Callable:

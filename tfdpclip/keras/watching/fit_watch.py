@@ -162,6 +162,7 @@ class FitWatch:
     def end(self) -> None:
         """Ends the watch after the last execution."""
         self._history.watch = None
+        self._compiled.end()
         if self._weights is not None:
             self._weights.release()
         constant_state.exempt_releases(self._of_releases, False)

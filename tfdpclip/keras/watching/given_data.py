@@ -42,6 +42,8 @@ class FollowedStep:
     def __init__(self, model: tf.keras.Model):
         self._model = weakref.ref(model)
         self.batches: Batches | None = None
+        #: The graph of the function in which `train_step` was last traced.
+        self.graph: Any = None
         # A `train_step` that was assigned to the model object, if there is one.
         self._given: Any = None
 
@@ -51,6 +53,7 @@ class FollowedStep:
         step = self._given
         if step is None:
             step = _bound_step(model)
+        self.graph = _function_here()
         if self.batches is None or not _is_element(data):
             return step(data)
         with drawn_rows.given_element(data[2]):
@@ -78,7 +81,7 @@ class FollowedStep:
         try:
             yield
         finally:
-            self.batches = None
+            self.batches = self.graph = None
             del attributes["train_step"]
             if self._given is not None:
                 attributes["train_step"], self._given = self._given, None
@@ -113,6 +116,12 @@ def _bound_step(model: tf.keras.Model) -> Any:
     return step.__get__(model, type(model))
 
 
+def has_own_step(model: tf.keras.Model) -> bool:
+    """Whether `train_step` is not Keras's."""
+    step = model.__dict__.get("train_step") or type(model).train_step
+    return not (getattr(step, "__module__", "") or "").startswith(_keras_marks.MODULES)
+
+
 def has_functions_within(model: tf.keras.Model) -> bool:
     """Whether `train_step` is a `tf.function`, or its code names one.
 
@@ -143,6 +152,14 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
     for part in code.co_consts:
         if isinstance(part, types.CodeType):
             yield from _names_in(part)
+
+
+@tf.autograph.experimental.do_not_convert
+def _function_here() -> tf.Graph | None:
+    """The graph of the function that is being traced; None in eager code."""
+    if tf.executing_eagerly():
+        return None
+    return _tf_private.function_around(tf.compat.v1.get_default_graph())
 
 
 def _is_element(data: Any) -> bool:

@@ -32,7 +32,7 @@ from tfdpclip._variables import all_unwrapped
 from tfdpclip.clipping import ClipRule
 from tfdpclip.gradients.checks.loss_key import structure_of
 from tfdpclip.gradients.checks.rule_check import RuleCheck, error_of
-from tfdpclip.gradients.checks.status import CheckStatus
+from tfdpclip.gradients.checks.status import CheckStatus, needs_keys
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.inlining import inline_calls
@@ -226,7 +226,8 @@ class PerExampleGradients(RecordGradients):
         # Called for its refusals; `_find_gradients` keeps the reads, with later ops.
         state.find_state_reads(loss, scalar_flows)
         # The gradients of a loop change the loop.
-        self._structure = structure_of(self.flows, self.handles)
+        told = needs_keys()
+        self._structure = structure_of(self.flows, self.handles) if told else None
         self.proof = prove(self.loss, self.flows)
         loss_checks.check_uncoupled(self.loss, self.flows[self.loss])
         loss_checks.refuse_float16(self.flows)

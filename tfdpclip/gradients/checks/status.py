@@ -59,6 +59,11 @@ def already_compared(keys: frozenset[Hashable]) -> Iterator[None]:
         _COMPARED.reset(token)
 
 
+def needs_keys() -> bool:
+    """Whether losses that are traced here are compared with losses of another trace."""
+    return _TOLD.get() is not None or bool(_COMPARED.get())
+
+
 class CheckStatus:
     """Whether a step was compared with ordinary gradients, and the outcome.
 

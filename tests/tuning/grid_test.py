@@ -216,6 +216,83 @@ def test_runs_of_an_earlier_grid_in_the_file_count(tmp_path):
     assert "interrupted" in str(result.statement)
 
 
+def test_a_run_counts_with_the_plan_that_it_had(tmp_path):
+    path, grid = tmp_path / "grid.csv", Grid([0.1, 1.0], [64], [0.1])
+    strong = dict(plan=plan, delta=1e-5)
+    weak = dict(plan=lambda p: TrainingPlan(Poisson(0.01), 8.0, 100), delta=1e-5)
+    run_grid(grid, score, path=path, max_runs=1, **strong)
+    again = Counting()
+    with pytest.raises(ValueError, match=r"plan: .*multiplier 2;.*multiplier 8;"):
+        run_grid(grid, again, path=path, **weak)
+    # A run of the file that is not in the present grid counts, too.
+    with pytest.raises(ValueError, match="plan: the file has a run of clip_norm=0.1"):
+        run_grid(Grid([1.0], [64], [0.1]), again, path=path, **weak)
+    assert not again.points
+    result = run_grid(grid, score, path=path, **strong)
+    both = search_privacy([plan(point) for point in grid], 1e-5)
+    assert result.statement.epsilon == both.epsilon
+    assert not [a for a in result.statement.assumptions if "without a plan" in a]
+    drawn, search = tmp_path / "drawn.csv", RandomStopping(2.0)
+    run_grid(grid, score, path=drawn, search=search, **strong)
+    with pytest.raises(ValueError, match="plan: the file has a run"):
+        run_grid(grid, score, path=drawn, search=search, **weak)
+
+
+def test_runs_without_a_written_plan_are_named(tmp_path):
+    path, grid = tmp_path / "grid.csv", Grid([0.1, 1.0], [64], [0.1])
+    run_grid(grid, score, path=path, max_runs=1)
+    result = run_grid(grid, score, path=path, plan=plan, delta=1e-5)
+    assert "1 runs in the file were made without a plan" in str(result)
+    # A file of an earlier version has no such column.
+    with open(path, encoding="utf-8", newline="") as file:
+        lines = list(csv.reader(file))
+    place = lines[0].index("plan")
+    path.write_text("".join(",".join(c[:place] + c[place + 1 :]) + "\n" for c in lines))
+    more = Grid([0.1, 1.0, "automatic"], [64], [0.1])
+    result = run_grid(more, score, path=path, plan=plan, delta=1e-5)
+    assert "3 runs in the file were made without a plan" in str(result)
+    assert len(path.read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_two_searches_do_not_share_a_file(tmp_path, removed):
+    path, grid = tmp_path / "grid.csv", Grid([0.1, 1.0], [64], [0.1])
+    run_grid(grid, score, path=path, max_runs=1)
+
+    def meanwhile(point):
+        if removed:
+            path.unlink()
+        else:
+            run_grid(Grid(["automatic"], [64], [0.1]), score, path=path)
+        return score(point)
+
+    with pytest.raises(ValueError, match="path: .*changed, or removed, while"):
+        run_grid(grid, meanwhile, path=path)
+    if not removed:  # The rows of the second search are there.
+        assert len(path.read_text().splitlines()) == 3
+
+
+def test_a_score_has_a_name_of_its_own(tmp_path):
+    grid = Grid([0.1], [64], [0.1])
+    with pytest.raises(ValueError, match="score named 'clip_norm'"):
+        run_grid(grid, lambda point: {"score": 1.0, "clip_norm": 2.0})
+
+
+def test_a_search_has_one_best_run():
+    grid = Grid([0.1, 1.0], [64], [0.1])
+    search = RandomStopping(30.0, 1.0)
+    result = run_grid(
+        grid,
+        lambda point: {"score": score(point), "time": 1.0},
+        plan=plan,
+        delta=1e-5,
+        search=search,
+    )
+    assert result.best() == result.best("score")
+    with pytest.raises(ValueError, match="'score' alone"):
+        result.best("time")
+
+
 def settings_of(grid):
     return [point.settings() for point in grid]
 
@@ -237,7 +314,10 @@ def test_random_stopping(tmp_path):
     # With replacement: a setting drawn twice is trained twice.
     assert [p.settings() for p in run.points] == [points[i].settings() for i in draws]
     assert len(result.rows) == len(draws)
-    assert result.statement == search_privacy([plan(p) for p in grid], 1e-5, search)
+    alone = search_privacy([plan(p) for p in grid], 1e-5, search)
+    assert result.statement.epsilon == alone.epsilon
+    assert result.statement.assumptions[:-1] == alone.assumptions
+    assert "a run that was interrupted" in result.statement.assumptions[-1]
     best = result.best()
     assert best["mean"] == max(row["score"] for row in result.rows)
     assert best["runs"] == 1

@@ -10,6 +10,9 @@ from typing import Any
 
 from tfdpclip import files
 
+#: The columns after the scores: the privacy of the run, and its duration.
+PLAN, SECONDS = "plan", "seconds"
+
 
 def key(row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
     """The settings as written in the file, by which runs are told apart."""
@@ -47,7 +50,9 @@ class Table:
         self._path = None if path is None else pathlib.Path(path)
         self._rows: dict[tuple[str, ...], dict[str, Any]] = {}
         self._header: list[str] | None = None
+        # The text to write again, and the content of the file as of the last access.
         self._text = ""
+        self._content = b""
         if self._path is not None and self._path.exists():
             self._read(self._path, metric)
 
@@ -71,13 +76,25 @@ class Table:
         return [dict(self._rows[k]) for k in keys if k in self._rows]
 
     def add(
-        self, settings: Mapping[str, Any], scores: Mapping[str, float], seconds: float
+        self,
+        settings: Mapping[str, Any],
+        scores: Mapping[str, float],
+        plan: str,
+        seconds: float,
     ) -> None:
         """Adds a run, and writes it down before anything else happens."""
-        row = {**settings, **scores, "seconds": round(seconds, 3)}
+        taken = {*settings, PLAN, SECONDS} & set(scores)
+        if taken:
+            raise ValueError(
+                f"run returned a score named {min(taken)!r}, which is a column of its "
+                "own. Give the score a name of its own."
+            )
+        row = {**settings, **scores, PLAN: plan, SECONDS: round(seconds, 3)}
         if self._header is None:
             self._header = list(row)
             self._write(self._header)
+        if PLAN not in self._header:
+            del row[PLAN]  # A file of an earlier version.
         if set(row) != set(self._header):
             raise ValueError(
                 f"run returned {sorted(scores)}; earlier runs of this table have the "
@@ -86,9 +103,29 @@ class Table:
         self._write([_text(row[name]) for name in self._header])
         self._rows[tuple(key(settings, self.columns))] = row
 
+    def refuse_other_writers(self) -> None:
+        """Raises ValueError if the file is not as this table left it.
+
+        Each search writes all rows that it knows, so a second search on the same file
+        would remove rows of runs, which would then not be counted.
+        """
+        if self._path is None:
+            return
+        exists = self._path.exists()
+        found = files.read_bytes(self._path) if exists else b""
+        if found != self._content:
+            raise ValueError(
+                f"path: {str(self._path)!r} was changed, or removed, while this search "
+                "ran, for example by a second search with the same path. Both would "
+                "forget runs of each other, and state too small an epsilon. Give each "
+                "search a path of its own, and state the privacy of all runs by "
+                "dpc.tuning.search_privacy. A run without a row counts, too."
+            )
+
     def _write(self, cells: Sequence[str]) -> None:
         if self._path is None:
             return
+        self.refuse_other_writers()
         line = io.StringIO()
         csv.writer(line, lineterminator="\n").writerow(cells)
         if not self._text:
@@ -96,11 +133,12 @@ class Table:
         # All of it: a line appended to a full disk would be half a line.
         text = self._text + line.getvalue()
         files.write_atomically(self._path, text)
-        self._text = text
+        self._text, self._content = text, text.encode()
 
     def _read(self, path: pathlib.Path, metric: str) -> None:
         try:
-            text = files.read_bytes(path).decode()
+            self._content = files.read_bytes(path)
+            text = self._content.decode()
             # A half line at the end is what an editor or a copy that broke off left.
             self._text = text[: text.rfind("\n") + 1]
             lines = list(csv.reader(io.StringIO(self._text), strict=True))

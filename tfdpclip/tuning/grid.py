@@ -31,6 +31,10 @@ _INTERRUPTED = (
     "nothing is released of a run that was interrupted, and made again: a run counts "
     "when its row is written"
 )
+_UNWRITTEN = (
+    "{} runs in the file were made without a plan, or by an earlier version: their "
+    "noise and steps are as plan states"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +108,8 @@ class Grid:
             name: _values(f"others[{name!r}]", values, _plain)
             for name, values in dict(self.others).items()
         }
-        taken = {"clip_norm", "batch_size", "learning_rate", "seed", "draw", "seconds"}
+        taken = {"clip_norm", "batch_size", "learning_rate", "seed", "draw"}
+        taken |= {_table.PLAN, _table.SECONDS}
         for name in others:
             if not isinstance(name, str) or name in taken:
                 raise ValueError(f"others: {name!r} cannot be the name of a setting.")
@@ -160,8 +165,10 @@ def run_grid(
 ) -> GridResult:
     """Runs a grid, or the missing part of a grid.
 
-    With `path`, the row of a run is written when it ends, and runs with a row in the
-    file are skipped: call the function again after an interruption.
+    With `path`, the row of a run is written when it ends, with the privacy that `plan`
+    states, and runs with a row in the file are skipped: call the function again after
+    an interruption. A row counts with the privacy of its run, so a changed `plan` is
+    refused. One search at a time writes a file.
 
     *Formal guarantees*: see `search_privacy`, if `plan` is true for each run and runs
     draw fresh noise. Without `plan` the result states that the search was not private.
@@ -191,7 +198,8 @@ def run_grid(
       The results so far, with the statement.
 
     Raises:
-      ValueError: if the file belongs to a different grid, or arguments do not fit.
+      ValueError: if the file belongs to a different grid, has runs of a different
+        plan, or was changed by a second search; or arguments do not fit.
 
     >>> result = run_grid(Grid([0.1, 1.0], [64], [0.5], seeds=(0, 1)),
     ...                   lambda point: point.clip_norm + 0.1 * point.seed)
@@ -212,8 +220,10 @@ def run_grid(
         draws = _draws(points, search, path)
         points = [points[i] for i in draws]
     table = _table.Table(path, _columns(grid, draws), metric)
+    if plan is not None:
+        _refuse_other_plans(table, grid, points, plan)
     settings = [_settings_of(point, draws, k) for k, point in enumerate(points)]
-    _run_missing(points, settings, table, run, metric, max_runs, progress)
+    _run_missing(points, settings, table, run, metric, plan, max_runs, progress)
     rows = table.matching(settings)
     return GridResult(
         rows=tuple(rows),
@@ -266,7 +276,9 @@ def _settings_of(point: GridPoint, draws, number: int) -> dict[str, Any]:
     return settings if draws is None else {**settings, "draw": number}
 
 
-def _run_missing(points, all_settings, table, run, metric, max_runs, progress) -> None:
+def _run_missing(
+    points, all_settings, table, run, metric, plan, max_runs, progress
+) -> None:
     """Runs the points without a row in the table, and adds their rows."""
     new = 0
     numbered = enumerate(points)
@@ -279,6 +291,7 @@ def _run_missing(points, all_settings, table, run, metric, max_runs, progress) -
             continue
         if max_runs is not None and new >= max_runs:
             break
+        table.refuse_other_writers()
         started = time.monotonic()
         found = run(point)
         scores = dict(found) if isinstance(found, Mapping) else {metric: found}
@@ -288,11 +301,39 @@ def _run_missing(points, all_settings, table, run, metric, max_runs, progress) -
                 f"{metric!r}."
             )
         scores = {name: float(value) for name, value in scores.items()}
-        table.add(settings, scores, time.monotonic() - started)
+        planned = "" if plan is None else _in_words(plan(point))
+        table.add(settings, scores, planned, time.monotonic() - started)
         new += 1
         if progress is not None:
             shown = ", ".join(f"{k}={v}" for k, v in settings.items())
             progress(f"{number + 1} of {len(points)}: {shown}: {scores[metric]:.6g}")
+
+
+def _in_words(plan: Any) -> str:
+    """The privacy of a run, for its row; none for a ledger, which keeps its own."""
+    if not isinstance(plan, TrainingPlan):
+        return ""
+    return (
+        f"{plan.sampling.describe()}; noise multiplier {plan.noise_multiplier:.6g}; "
+        f"{plan.steps} steps; unit {plan.unit}"
+    )
+
+
+def _refuse_other_plans(table, grid, points, plan) -> None:
+    """Raises ValueError if a run in the file was planned otherwise than now."""
+    for row in table.rows:
+        written = row.get(_table.PLAN)
+        if not written:
+            continue
+        planned = _in_words(plan(_point_of(row, grid, points)))
+        if planned and planned != written:
+            settings = ", ".join(f"{name}={row[name]}" for name in table.columns)
+            raise ValueError(
+                f"plan: the file has a run of {settings} with the plan ({written}), "
+                f"and plan now states ({planned}). A run costs the privacy that it "
+                "had. Give the plan of the runs in the file, or a new path; for both "
+                "together, dpc.tuning.search_privacy with a plan for each run."
+            )
 
 
 def _state_privacy(
@@ -303,6 +344,7 @@ def _state_privacy(
         return not_accounted()
     if search is not None:
         statement = search_privacy([plan(p) for p in grid], delta, search, spent)
+        statement = _with_file(statement, table)
         if len(rows) < len(points):
             missing = "runs that were drawn are missing: finish the search first"
             statement = dataclasses.replace(
@@ -312,11 +354,18 @@ def _state_privacy(
     # All that ran, also of earlier grids in the same file.
     done = [_point_of(row, grid, points) for row in table.rows]
     statement = search_privacy([plan(p) for p in done or points], delta, spent=spent)
+    return _with_file(statement, table)
+
+
+def _with_file(statement: SearchStatement, table) -> SearchStatement:
+    """The statement, with the assumptions about runs in a file."""
     if not table.in_file:
         return statement
-    return dataclasses.replace(
-        statement, assumptions=(*statement.assumptions, _INTERRUPTED)
-    )
+    assumptions = [*statement.assumptions, _INTERRUPTED]
+    unwritten = sum(not row.get(_table.PLAN) for row in table.rows)
+    if unwritten:
+        assumptions.append(_UNWRITTEN.format(unwritten))
+    return dataclasses.replace(statement, assumptions=tuple(assumptions))
 
 
 def _point_of(row: Mapping[str, Any], grid: Grid, points) -> GridPoint:

@@ -98,13 +98,21 @@ class GridResult:
     def best(self, metric: str | None = None) -> dict[str, Any]:
         """The row of `summary` with the best mean; the first row among equal rows.
 
-        If only the best run may be released, it is the single best run.
+        If only the best run may be released, it is the single best run, by the metric
+        of the search: the best run by a second score would be a second release.
 
         Raises:
-          ValueError: if no run has ended, or there is no such score.
+          ValueError: if no run has ended, there is no such score, or the search
+            releases the best run by a different score.
         """
         rows = self.summary(metric)
         if self.only_best:
+            if metric not in (None, self.metric):
+                raise ValueError(
+                    f"metric: this search may release its best run by {self.metric!r} "
+                    f"alone, and the best run by {metric!r} would be a second one. "
+                    f"To choose by {metric!r}, search with metric={metric!r}."
+                )
             name = self._metric(metric)
             rows = [
                 {

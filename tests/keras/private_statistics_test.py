@@ -376,6 +376,26 @@ def test_a_column_without_a_mean_is_named_with_the_line(column, words):
     statistics.moments(table[["ok"]].assign(two=1), low=[0, 0], high=9)
 
 
+@pytest.mark.parametrize("frame", [False, True])
+def test_a_nan_that_pandas_calls_no_gap_is_refused(frame):
+    pandas = pytest.importorskip("pandas")
+    column = pandas.Series([0.0] + [1.0] * 99, dtype="Float64")
+    column /= column  # 0 / 0
+    assert not column.isna().any()
+    statistics = made()
+    with pytest.raises(ValueError, match="holds NaN.*np.nan_to_num"):
+        statistics.moments(column.to_frame("a") if frame else column, low=0, high=2)
+    assert statistics.left == 1
+
+
+def test_masked_entries_are_no_data():
+    statistics = made()
+    values = np.ma.masked_array(np.ones(100), mask=[True] + [False] * 99)
+    with pytest.raises(ValueError, match=r"masked entries.*filled\("):
+        statistics.moments(values, low=0, high=2)
+    statistics.moments(np.ma.masked_array(np.ones(100)), low=0, high=2)
+
+
 class TestPeople:
     """A person with several rows is one record."""
 

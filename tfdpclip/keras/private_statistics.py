@@ -365,6 +365,11 @@ def threshold_of(stddev: float, per_record: int, delta: float) -> float:
 def _numbers(values: Any) -> tuple[np.ndarray, list[str]]:
     """`[n]` or `[n, d]` numbers, and the names of the d columns for messages."""
     if not hasattr(values, "iloc"):
+        if np.ma.is_masked(values):
+            raise ValueError(
+                "values has masked entries. For missing values, fill in a public "
+                "value: values.filled(40.0)."
+            )
         found = _arguments.floats("values", values)
         if found.ndim not in (1, 2):
             raise ValueError(
@@ -401,7 +406,14 @@ def _numbers_of_series(series: Any, name: str) -> np.ndarray:
             raise ValueError(
                 f"{name} has gaps. Fill in a public value: {name}.fillna(40.0)."
             )
-        return series.to_numpy(np.float64)
+        found = series.to_numpy(np.float64)
+        # The NaN of a division is no gap in a column of pandas' own types.
+        if np.isnan(found).any():
+            raise ValueError(
+                f"{name} holds NaN. For missing values, fill in a public value: "
+                f"np.nan_to_num({name}.to_numpy(float), nan=40.0)."
+            )
+        return found
     raise ValueError(
         f"{name} holds {series.dtype}, and moments takes numbers. Leave {name} out, or "
         f"write pandas.to_numeric({name}); for categories, "

@@ -9,7 +9,13 @@ from scipy import special, stats
 
 from tfdpclip import accounting, correlated
 from tfdpclip.accounting import _rdp
-from tfdpclip.sampling import FixedSize, MinSeparation, Poisson
+from tfdpclip.sampling import (
+    FixedSize,
+    FullBatch,
+    MinSeparation,
+    Poisson,
+    ThresholdedCounts,
+)
 from tfdpclip.tuning import RandomStopping, TrainingPlan, search_privacy
 
 DELTA = 1e-5
@@ -69,6 +75,23 @@ def test_what_was_spent_before_adds_to_random_stopping_at_every_order(shape):
     )
     accountant.compose(Poisson(0.02).event(1.5, 400))
     assert found.epsilon == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-6)
+
+
+def test_thresholds_of_earlier_vocabularies_use_delta_of_random_stopping():
+    def after(*schemes, delta):
+        ledger = accounting.Ledger(DELTA)
+        for scheme in schemes:
+            ledger.begin(noise_multiplier=9.0, sampling=scheme, change=True)
+            ledger.record(1)
+        search = RandomStopping(20.0)
+        return search_privacy([full], delta, search, ledger).epsilon
+
+    full = TrainingPlan(FullBatch(), 9.0, 1)
+    thresholds = ThresholdedCounts(DELTA / 4)
+    assert after(thresholds, thresholds, delta=DELTA) == pytest.approx(
+        after(FullBatch(), FullBatch(), delta=DELTA / 2)
+    )
+    assert after(thresholds, delta=DELTA / 4) == math.inf
 
 
 def test_faults_before_the_search_are_faults_of_it():

@@ -13,6 +13,7 @@ from scipy import optimize
 
 from tfdpclip import _arguments
 from tfdpclip.accounting import Ledger, _rdp, event_epsilon
+from tfdpclip.accounting.accountants import without_thresholds
 from tfdpclip.accounting.statement import CHOICE, unit_in_words
 from tfdpclip.sampling import SamplingScheme, events
 
@@ -381,7 +382,14 @@ def _cost_of_best(
     """Epsilon of the search, and of its worst run, with only the best run released."""
     curves = [_rdp.curve(events.leaves(event)) for event in distinct]
     worst = np.max(curves, axis=0)
-    paid = sum((_rdp.curve(events.leaves(event)) for event in past), 0.0)
+    leaves, thresholds = without_thresholds(
+        events.leaves(dp_accounting.ComposedDpEvent(past))
+    )
+    # The thresholds of vocabularies use up a part of delta.
+    delta -= thresholds
+    if delta <= 0:
+        return math.inf, math.inf
+    paid = _rdp.curve(leaves) if leaves else 0.0
     epsilon, single = (
         float(rdp_lib.compute_epsilon(_rdp.ORDERS, curve + paid, delta)[0])
         for curve in (search.rdp(worst), worst)

@@ -66,6 +66,44 @@ def test_too_small_a_claim_is_refuted():
     assert testing.audit(train, 2000, delta=1e-5, claimed=1.0).refuted
 
 
+def test_an_audit_that_cannot_fail_is_refused():
+    def train(included):
+        raise AssertionError("trained")
+
+    with pytest.raises(ValueError, match="40 canaries cannot refute") as raised:
+        testing.audit(train, 40, delta=1e-5, claimed=4.0)
+    # The advice is followed: canaries whose inclusion is released refute the claim.
+    assert "Give 640 canaries" in str(raised.value)
+    report = testing.audit(lambda i: i * 1.0, 640, delta=1e-5, claimed=4.0)
+    assert report.refuted
+    with pytest.raises(ValueError, match="many more canaries"):
+        testing.audit(train, 40, delta=1e-5, claimed=30.0)
+    assert not testing.audit(lambda i: i * 1.0, 40, delta=0.1, claimed=math.inf).refuted
+    assert testing.audit(lambda i: i * 1.0, 40, delta=1e-5).lower_bound > 2
+
+
+@pytest.mark.parametrize("kind", ["float32", "object"])
+def test_a_canary_is_there_once(kind):
+    model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(1)])
+    model.compile(
+        dpc.keras.DPSGD(0.1, clip=1.0, noise_multiplier=1.0, expected_batch_size=20),
+        "mse",
+    )
+    rng = np.random.default_rng(8)
+    x, y = rng.normal(size=(40, 3)).astype(kind), rng.normal(size=(40, 1)).astype(kind)
+
+    def audit(data, canaries):
+        testing.audit_keras(model, data, canaries, fit=lambda d, w: None, delta=1e-5)
+
+    with pytest.raises(ValueError, match="20 of 20 canaries are among the data"):
+        audit((x, y), (x[:20], y[:20]))
+    with pytest.raises(ValueError, match="1 of 21 canaries repeat"):
+        audit((x[30:], y[30:]), (x[[*range(20), 3]], y[[*range(20), 3]]))
+    # Records with an equal input and a different label are different.
+    with pytest.raises(ValueError, match="second argument"):
+        audit((x, y + 1), (x[:20], y[:20]))
+
+
 @pytest.mark.slow
 def test_one_run_bound_solves_its_equation():
     bound = one_run_lower_bound(180, 200, 1000, 1e-6, confidence=0.99)

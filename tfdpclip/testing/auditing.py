@@ -25,6 +25,9 @@ from tfdpclip.testing.probe import check_model
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# The largest number of canaries in a message.
+_MOST_SUGGESTED = 2**17
+
 
 @dataclasses.dataclass(frozen=True)
 class AuditReport:
@@ -126,7 +129,8 @@ def audit(
         `[m]`, the higher the likelier the canary was included.
       canaries: m.
       delta: the delta of the claim.
-      claimed: the epsilon to compare with.
+      claimed: the epsilon to compare with; below the bound that m right guesses of m
+        prove, since an audit of fewer canaries could refute nothing.
       guesses: the shares of the canaries to guess about (half of them "in", for the
         highest scores, and half "out", for the lowest). The best is reported, at a
         confidence divided by their number.
@@ -137,7 +141,8 @@ def audit(
       The report; nothing is raised for a refuted claim, see `AuditReport.refuted`.
 
     Raises:
-      ValueError: if an argument is out of range or the scores are unusable.
+      ValueError: if an argument is out of range, the scores are unusable, or there are
+        too few canaries to refute the claim.
     """
     _arguments.function("train", train, 1)
     canaries = _arguments.integer("canaries", canaries, 10, MOST_CANARIES)
@@ -151,6 +156,9 @@ def audit(
         raise ValueError("guesses is empty: name a share of the canaries, such as 0.5.")
     if seed is not None:
         seed = _arguments.integer("seed", seed)
+    level = 1 - (1 - confidence) / len(guesses)
+    if claimed is not None and claimed != math.inf:
+        _refuse_too_few(canaries, claimed, guesses, delta, level)
     included = np.random.default_rng(seed).random(canaries) < 0.5
     scores = _arguments.floats("the result of train", train(included))
     if scores.shape != (canaries,) or np.isnan(scores).any():
@@ -158,17 +166,64 @@ def audit(
             f"train must return one number per canary, [{canaries}], got an array of "
             f"shape {list(scores.shape)} with {int(np.isnan(scores).sum())} NaN."
         )
-    level = 1 - (1 - confidence) / len(guesses)
     order = np.argsort(scores, kind="stable")
     best = None
     for share in guesses:
-        half = max(1, int(share * canaries / 2))
+        half = _half(share, canaries)
         right = int(included[order[-half:]].sum() + (~included[order[:half]]).sum())
         bound = one_run_lower_bound(right, 2 * half, canaries, delta, level)
         if best is None or bound > best[0]:
             best = (bound, right, 2 * half)
     facts = (claimed, delta, confidence, canaries)
     return AuditReport(best[0], *facts, *best[1:], scores=scores, included=included)
+
+
+def _half(share: float, canaries: int) -> int:
+    """The number of guesses "in", and of guesses "out"."""
+    return max(1, int(share * canaries / 2))
+
+
+def _most_refuted(
+    canaries: int, guesses, delta: float, level: float, uneven: float = 0.0
+) -> float:
+    """The lower bound of a perfect attack.
+
+    Args:
+      canaries: m.
+      guesses: as for `audit`.
+      delta: as for `audit`.
+      level: the confidence of the bound for one number of guesses.
+      uneven: by how much fewer than m / 2 canaries are included.
+    """
+    bounds = []
+    for half in {_half(share, canaries) for share in guesses}:
+        right = half + min(half, int(canaries / 2 - uneven))
+        bounds.append(one_run_lower_bound(right, 2 * half, canaries, delta, level))
+    return max(bounds)
+
+
+def _refuse_too_few(
+    canaries: int, claimed: float, guesses, delta: float, level: float
+) -> None:
+    """Raises ValueError if no outcome of the audit could refute the claim."""
+    most = _most_refuted(canaries, guesses, delta, level)
+    if most > claimed:
+        return
+    needed, bound = canaries, 0.0
+    while bound <= claimed and needed < _MOST_SUGGESTED:
+        needed *= 2
+        # Three standard deviations of the number of canaries that are included.
+        uneven = 1.5 * math.sqrt(needed)
+        bound = _most_refuted(needed, guesses, delta, level, uneven)
+    advice = "Give many more canaries, or a smaller claim"
+    if bound > claimed:
+        advice = f"Give {needed} canaries, for example"
+    raise ValueError(
+        f"canaries: {canaries} canaries cannot refute claimed={claimed:.4g}: even if "
+        f"all guesses were right, they would prove only that epsilon is at least "
+        f"{most:.4g}, so the audit would pass without any noise. {advice}; or leave "
+        "claimed out, for a lower bound without a claim."
+    )
 
 
 def audit_keras(
@@ -193,17 +248,21 @@ def audit_keras(
     Args:
       model: a built model compiled with a private optimizer; it is trained.
       data: (x, y), the ordinary examples; may have no rows.
-      canaries: (x, y), m records.
+      canaries: (x, y), m records, each different from the others and from the data: a
+        record that is among the data anyway shows nothing.
       fit: a function of two arguments: it trains `model` on the first, (x, y), by
         ``model.fit(..., callbacks=[...])`` with the second as a callback; its result is
         ignored.
       delta: the delta of the claim.
-      claimed: the epsilon to compare with.
+      claimed: the epsilon to compare with; see `audit`.
       confidence: see `audit`.
       seed: the seed of the choice of canaries, for tests.
 
     Returns:
       The report.
+
+    Raises:
+      ValueError: see `audit`; or if a canary is there twice.
     """
     if check_model(model).rows_per_record > 1:
         raise ValueError(
@@ -213,6 +272,7 @@ def audit_keras(
     _arguments.function("fit", fit, 2)
     x, y = (np.asarray(part) for part in data)
     canary_x, canary_y = (np.asarray(part) for part in canaries)
+    _refuse_repeated((x, y), (canary_x, canary_y))
 
     def train(included):
         watch = _CanaryWatch(canary_x, canary_y)
@@ -236,6 +296,32 @@ def audit_keras(
         confidence=confidence,
         seed=seed,
     )
+
+
+def _refuse_repeated(data, canaries) -> None:
+    """Raises ValueError if a canary is among the data, or there twice."""
+    own = list(zip(*map(_contents, canaries), strict=True))
+    if len(set(own)) < len(own):
+        raise ValueError(
+            f"canaries: {len(own) - len(set(own))} of {len(own)} canaries repeat an "
+            "earlier one. A canary that is left out must not be there in a copy: give "
+            "different records."
+        )
+    among = set(own).intersection(zip(*map(_contents, data), strict=False))
+    if among:
+        raise ValueError(
+            f"canaries: {len(among)} of {len(own)} canaries are among the data, so "
+            "they are trained on whether they are included or not, and the audit could "
+            "refute nothing. Leave them out of data: data=(x[m:], y[m:]), "
+            "canaries=(x[:m], y[:m])."
+        )
+
+
+def _contents(array: np.ndarray) -> list[bytes]:
+    """The bytes of each row."""
+    if array.dtype == object:
+        return [repr(row.tolist()).encode() for row in array]
+    return [row.tobytes() for row in array]
 
 
 class _CanaryWatch(tf.keras.callbacks.Callback):

@@ -79,18 +79,14 @@ def test_an_audit_that_cannot_fail_is_refused():
     with pytest.raises(ValueError, match="many more canaries"):
         testing.audit(train, 40, delta=1e-5, claimed=30.0)
     assert not testing.audit(lambda i: i * 1.0, 40, delta=0.1, claimed=math.inf).refuted
-    assert testing.audit(lambda i: i * 1.0, 40, delta=1e-5).lower_bound > 2
+    assert testing.audit(lambda i: i * 1.0, 40, delta=1e-5).lower_bound > 0.5
 
 
 @pytest.mark.parametrize("kind", ["float32", "object"])
 def test_a_canary_is_there_once(kind):
-    model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(1)])
-    model.compile(
-        dpc.keras.DPSGD(0.1, clip=1.0, noise_multiplier=1.0, expected_batch_size=20),
-        "mse",
-    )
+    model = small_model(inputs=30)
     rng = np.random.default_rng(8)
-    x, y = rng.normal(size=(40, 3)).astype(kind), rng.normal(size=(40, 1)).astype(kind)
+    x, y = rng.normal(size=(40, 30)).astype(kind), rng.normal(size=(40, 1)).astype(kind)
 
     def audit(data, canaries):
         testing.audit_keras(model, data, canaries, fit=lambda d, w: None, delta=1e-5)
@@ -102,6 +98,54 @@ def test_a_canary_is_there_once(kind):
     # Records with an equal input and a different label are different.
     with pytest.raises(ValueError, match="second argument"):
         audit((x, y + 1), (x[:20], y[:20]))
+
+
+def small_model(noise_multiplier=1.0, inputs=60):
+    model = tf.keras.Sequential([tf.keras.Input((inputs,)), tf.keras.layers.Dense(1)])
+    model.compile(
+        dpc.keras.DPSGD(
+            0.1,
+            clip=1.0,
+            noise_multiplier=noise_multiplier,
+            expected_batch_size=20,
+        ),
+        "mse",
+    )
+    return model
+
+
+def audit_small(model, trained=None, canaries=60):
+    rng = np.random.default_rng(9)
+    x = rng.normal(size=(canaries + 10, model.input_shape[1])).astype(np.float32)
+    y = rng.choice([-50.0, 50.0], (canaries + 10, 1)).astype(np.float32)
+
+    def fit(data, watch):
+        (trained or model).fit(*data, batch_size=200, verbose=0, callbacks=[watch])
+
+    return testing.audit_keras(
+        model,
+        (x[canaries:], y[canaries:]),
+        (x[:canaries], y[:canaries]),
+        fit=fit,
+        delta=1e-5,
+        claimed=1.0,
+    )
+
+
+def test_canaries_that_cannot_be_told_apart_are_refused():
+    with pytest.raises(ValueError, match="at most the trainable parameters .*, 6, got"):
+        audit_small(small_model(inputs=5))
+
+
+def test_the_audited_model_is_trained():
+    with pytest.raises(ValueError, match="a different model"):
+        audit_small(small_model(), small_model())
+
+
+def test_a_claim_that_is_not_refuted_may_be_a_weak_attack():
+    assert "hundredth of the noise" in str(audit_small(small_model(100.0)))
+    refuted = audit_small(small_model(0.001, inputs=600))
+    assert refuted.refuted and "hundredth" not in str(refuted)
 
 
 @pytest.mark.slow

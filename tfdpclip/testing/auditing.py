@@ -70,6 +70,17 @@ class AuditReport:
             f"epsilon is at least {self.lower_bound:.4g} at delta = {self.delta:g}"
             f"{claim}, with {self.confidence:.6g} confidence: {self.correct} of "
             f"{self.guesses} guesses about {self.canaries} canaries were right"
+            f"{self._limit}"
+        )
+
+    @property
+    def _limit(self) -> str:
+        """The reservation about a claim that was not refuted."""
+        if self.claimed is None or self.refuted:
+            return ""
+        return (
+            ". The claim is not refuted, as it would not be by an attack that is too "
+            "weak: see that the same audit refutes it for a hundredth of the noise"
         )
 
     def plot(self, path: Any = None) -> Figure:
@@ -243,7 +254,8 @@ def audit_keras(
     assumes, and scores a canary by the share of its own (normalised) gradient in the
     releases. Canaries work best if their gradients are large and nearly orthogonal, for
     instance random inputs with random labels, and if there are fewer of them than
-    parameters.
+    parameters. Whether an attack is strong enough shows in an audit of the same model
+    with a hundredth of the noise, which must refute the claim.
 
     Args:
       model: a built model compiled with a private optimizer; it is trained.
@@ -262,7 +274,8 @@ def audit_keras(
       The report.
 
     Raises:
-      ValueError: see `audit`; or if a canary is there twice.
+      ValueError: see `audit`; or if a canary is there twice, there are more canaries
+        than trainable parameters, or `fit` trains a different model.
     """
     if check_model(model).rows_per_record > 1:
         raise ValueError(
@@ -273,9 +286,15 @@ def audit_keras(
     x, y = (np.asarray(part) for part in data)
     canary_x, canary_y = (np.asarray(part) for part in canaries)
     _refuse_repeated((x, y), (canary_x, canary_y))
+    size = sum(math.prod(v.shape) for v in model.trainable_variables)
+    if len(canary_x) > size:
+        raise ValueError(
+            f"canaries must be at most the trainable parameters of the model, {size}, "
+            f"got {len(canary_x)}: the gradients of more canaries cannot be told apart."
+        )
 
     def train(included):
-        watch = _CanaryWatch(canary_x, canary_y)
+        watch = _CanaryWatch(canary_x, canary_y, model)
         chosen = (
             np.concatenate([x, canary_x[included]]),
             np.concatenate([y, canary_y[included]]),
@@ -327,14 +346,20 @@ def _contents(array: np.ndarray) -> list[bytes]:
 class _CanaryWatch(tf.keras.callbacks.Callback):
     """Adds up the share of each canary's gradient in the releases."""
 
-    def __init__(self, x: np.ndarray, y: np.ndarray):
+    def __init__(self, x: np.ndarray, y: np.ndarray, audited: tf.keras.Model):
         super().__init__()
         self._data = x, y
+        self._audited = audited
         self.scores = np.zeros(len(x))
         self.steps = 0
 
     def on_train_begin(self, logs=None):
         del logs
+        if self.model is not self._audited:
+            raise ValueError(
+                "fit trains a different model than the one that is audited: give "
+                "audit_keras the model of fit."
+            )
         optimizer = check_model(self.model)
         variables = all_unwrapped(self.model.trainable_variables)
         optimizer.build(self.model.trainable_variables)

@@ -235,6 +235,30 @@ def test_a_number_that_no_aggregator_here_has_is_not_counted(name):
     after(budget, 1)
 
 
+@pytest.mark.parametrize("name", MADE)
+def test_an_aggregator_that_made_no_process_is_not_counted(name):
+    aggregator = federated.clipped_mean(2.0, 20, 1.0)
+    cohorts = SCHEMES["poisson"].cohorts(IDS)
+    budget = RoundBudget(9.0, DELTA, cohorts, aggregator=aggregator)
+    factory = MADE[name]()
+    factory.create(NESTED)
+    message = "no process was made of an aggregator with this noise"
+    with pytest.raises(PrivacyMismatchError, match=message) as info, budget.round():
+        pytest.fail("a round whose noise is not what is counted")
+    assert str(factory.round_noise) in str(info.value)
+    assert budget.rounds == 0
+    aggregator.create(NESTED)
+    after(budget, 1)
+
+
+@pytest.mark.parametrize("name", ["noise_multiplier", "seed", "clip"])
+def test_settings_of_an_aggregator_do_not_change(name):
+    aggregator = federated.clipped_mean(2.0, 20, 1.0)
+    with pytest.raises(AttributeError, match=f"Make a new one.*{name}="):
+        setattr(aggregator, name, 0.5)
+    assert aggregator.noise_multiplier == 2.0 and aggregator.private
+
+
 def test_the_noise_of_a_matrix_has_one_multiplier():
     federated.clipped_mean(0.5, 20, 1.0, noise=NOISE).create(NESTED)
     cohorts = sampling.AvailableCohorts(AVAILABLE, lambda round_num: IDS)

@@ -202,10 +202,12 @@ class RoundBudget:
 
         Raises:
           BudgetExceededError: If the round would exceed the budget; no cohort is drawn.
-          PrivacyMismatchError: If the state's noise is not the noise of this round.
+          PrivacyMismatchError: If the state's noise is not the noise of this round, or
+            processes were made here, and none has the noise of `aggregator`.
           ValueError: If correlated noise has no state.
         """
         self._refuse_other_noise()
+        self._refuse_other_aggregators()
         self._return_to_phase()
         place = self._follow(state)
         limited = self.epsilon_budget != math.inf
@@ -258,6 +260,19 @@ class RoundBudget:
             f"noise_multiplier: this budget counts {self._noise}, and the aggregators "
             f"that were made here have {made}. Give the budget the aggregator in place "
             "of numbers: RoundBudget(epsilon, delta, cohorts, aggregator=aggregator)."
+            + see("two-numbers-for-one-noise")
+        )
+
+    def _refuse_other_aggregators(self) -> None:
+        """Raises if processes were made here, and none of an aggregator like this."""
+        if self.aggregator is None or round_noise.is_possible(self._noise):
+            return
+        raise PrivacyMismatchError(
+            f"aggregator: this budget counts {self._noise}, and no process was made of "
+            "an aggregator with this noise. The processes that were made here have "
+            f"{'; '.join(round_noise.list_made())}. Give the budget and the process "
+            "one aggregator: aggregator = clipped_mean(...); process = build_...("
+            "model_aggregator=aggregator); RoundBudget(..., aggregator=aggregator)."
             + see("two-numbers-for-one-noise")
         )
 

@@ -134,7 +134,7 @@ class ClippedMeanFactory(RoundCosts):
         no round exceeds on average; a smaller value only scales results up, with their
         noise.
 
-    The arguments are attributes. Every round measures:
+    The arguments are attributes, which do not change. Every round measures:
 
     * `round`, counted from 1;
     * `clip_norm`, of this round, and `next_clip_norm`;
@@ -212,6 +212,16 @@ class ClippedMeanFactory(RoundCosts):
         self.minimum_clients = self._check_minimum(minimum_clients)
         self.inner = self._check_inner(inner)
         self._check_combination(clip is None)
+        self._settled = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A budget that was made before would count the earlier settings.
+        if getattr(self, "_settled", False):
+            raise AttributeError(
+                f"{name} of an aggregator does not change: a budget and a process may "
+                f"have it already. Make a new one: clipped_mean(..., {name}=...)."
+            )
+        super().__setattr__(name, value)
 
     def _take_weights(self, cap: Any, expected: Any) -> None:
         if cap is None:

@@ -504,6 +504,30 @@ class TestStepsOfALedger:
             for text in ledger.statement().assumptions
         )
 
+    def test_steps_more_than_were_recorded_by_a_number_are_named(self):
+        step, data = Counting(), batches()
+        made = tf.function(lambda x, y, w: step.take_step(x))
+
+        def named(ledger):
+            told = ledger.statement().assumptions
+            return [text for text in told if "by no ledger" in text]
+
+        other, ledger = self._ledger(data), self._ledger(data)
+        for element in data.take(3):
+            made(*element)
+        ledger.record()  # As if once an epoch.
+        (text,) = named(ledger)
+        assert "2 steps of private optimizers" in text
+        other.record()  # Of these steps, in a ledger of their own.
+        assert "1 steps" in named(ledger)[0]
+        ledger.record()
+        assert not named(ledger) and not named(other) and not ledger.notes[2:]
+        ledger.begin(noise_multiplier=0.0, sampling=data)
+        for element in data.take(2):
+            with ledger.step():
+                made(*element)
+        assert not named(ledger)
+
     def _trained_on_batches(self):
         model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(1)])
         model.compile(

@@ -23,6 +23,8 @@ from tfdpclip.accounting.phases import (
 from tfdpclip.accounting.releases import (
     ReleaseSettings,
     note_counted,
+    note_recorded,
+    recorded_by_number,
     releases_since,
     releases_so_far,
     settings_since,
@@ -85,7 +87,9 @@ class Ledger(Spending):
       step is recorded, the next `Ledger.load` counts it: the ledger can err only
       towards a larger epsilon. Restoring an older checkpoint does not lower it.
     * In a loop of `step()` blocks, a step of the loop's optimizer outside of the blocks
-      raises in the next block and is counted, or is named by the statement.
+      raises in the next block and is counted, or is named by the statement. Without
+      blocks, the statement names steps of private optimizers that are more than were
+      recorded.
     * Steps belong to the optimizer that ran them (`holder`): two optimizers add up in
       one ledger, independently of their step counters. Unobserved steps count as
       full batches (`add_unseen`).
@@ -142,6 +146,8 @@ class Ledger(Spending):
         self._in_blocks: set[str] = set()
         # Whether a block is under way, and the steps recorded since `begin` elsewhere.
         self._in_block, self._recorded = False, 0
+        # The steps that all ledgers had recorded by their number alone at `begin`.
+        self._by_number = 0
         # How many steps the batches of this run drew, if their steps depend on each
         # other; the number before the run; and the steps that did not run.
         self._drawn: Callable[[], int] | None = None
@@ -269,6 +275,7 @@ class Ledger(Spending):
         self._made, self._spent = 0, element_uses.elements_spent()
         self._open = True
         self._uncounted, self._recorded = uncounted_releases(), 0
+        self._by_number = recorded_by_number()
         self._in_blocks = set()
         self.save()
 
@@ -309,6 +316,8 @@ class Ledger(Spending):
         skipped = self._skipped
         if not self._in_block:
             self._recorded += steps
+            if self._holder is None:
+                note_recorded(steps)
         phase.runs[-1] += steps
         self._credit(steps)
         self.reserved = max(0, self.reserved - steps)
@@ -472,7 +481,30 @@ class Ledger(Spending):
                 "something ran that is not counted: steps of the loop's optimizer "
                 "outside of ledger.step()"
             )
-        return super().statement()
+        # Not for good: a step may be recorded after it ran.
+        kept, missing = self.notes, self._unrecorded(uncounted)
+        if missing:
+            problem = (
+                f"something ran that is not counted: since ledger.begin(), {missing} "
+                "steps of private optimizers were recorded by no ledger; "
+                "ledger.record(n) takes their number, and ledger.step() compares it"
+            )
+            self.notes = [*kept, problem]
+        try:
+            return super().statement()
+        finally:
+            self.notes = kept
+
+    def _unrecorded(self, uncounted: Mapping[str, int]) -> int:
+        """How many steps since `begin` no ledger has, if this one has bare numbers."""
+        by_number = self._recorded and self._holder is None and not self._in_blocks
+        if not by_number or self.phases[-1].unit == "client":
+            return 0
+        made = sum(
+            max(0, now - self._uncounted.get(name, 0))
+            for name, now in uncounted.items()
+        )
+        return max(0, made - (recorded_by_number() - self._by_number))
 
     def _compare_settings(self, made: int, settings: ReleaseSettings) -> None:
         """Raises if the releases of an optimizer have other settings than are counted.

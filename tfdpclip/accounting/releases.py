@@ -19,6 +19,8 @@ COUNTERS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 #: By identity, how many releases a ledger of this process has counted as a counter's.
 _COUNTED: collections.Counter[str] = collections.Counter()
+#: How many steps ledgers of this process have recorded by a number, of no counter.
+_BY_NUMBER = [0]
 
 
 class ReleaseSettings(NamedTuple):
@@ -66,6 +68,16 @@ def settings_since(before: Mapping[str, int]) -> list[tuple[str, int, ReleaseSet
 def note_counted(identity: str, releases: int) -> None:
     """Notes that a ledger has counted releases of a counter."""
     _COUNTED[identity] += releases
+
+
+def note_recorded(steps: int) -> None:
+    """Notes that a ledger has recorded steps of which it knows the number alone."""
+    _BY_NUMBER[0] += steps
+
+
+def recorded_by_number() -> int:
+    """How many steps ledgers recorded of which they know the number alone."""
+    return _BY_NUMBER[0]
 
 
 def uncounted_releases() -> dict[str, int]:

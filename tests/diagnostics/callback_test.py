@@ -7,8 +7,10 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
+import tfdpclip as dpc
 from tests.diagnostics.models import images, network
 from tests.keras.helpers import DPSGD
+from tfdpclip.accounting import PrivacyMismatchError
 from tfdpclip.clipping import AutomaticClip, FixedClip, LayerwiseClip, QuantileClip
 from tfdpclip.diagnostics import GradientDiagnostics, gradient_norms
 
@@ -122,6 +124,27 @@ def test_clip_rules(clip, flat, tmp_path):
         assert last["clip/head"] == pytest.approx(0.3)
         assert 0 <= last["fraction_clipped/head"] <= 1
     assert (tmp_path / "clip.png").exists()
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(3, 20)])
+def test_private_batches_are_not_called_public(part):
+    x = np.random.default_rng(0).normal(size=(64, 5)).astype(np.float32)
+    y = np.zeros((64, 1), np.float32)
+    model = tf.keras.Sequential([tf.keras.Input((5,)), tf.keras.layers.Dense(1)])
+    plan = dpc.keras.PrivacyPlan(3, 1e-3, examples=64, batch_size=16, epochs=4)
+    model.compile(plan.optimizer(dpc.keras.DPSGD, learning_rate=0.1, clip=1.0), "mse")
+
+    def fit(**options):
+        watch = GradientDiagnostics((x[part], y[part]), **options)
+        batches = plan.batches((x, y))
+        callbacks = [*plan.callbacks, watch]
+        model.fit(batches, epochs=1, verbose=0, callbacks=callbacks)
+        return watch
+
+    with pytest.raises(PrivacyMismatchError, match="Leave public=True out"):
+        fit(public=True)
+    assert plan.ledger.steps == 0
+    assert len(fit().rows) == 2
 
 
 def test_an_ordinary_optimizer(tmp_path):

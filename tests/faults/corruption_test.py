@@ -224,7 +224,7 @@ def test_damaged_tables_of_searches_are_refused_or_tables(tmp_path):
     columns = ["clip_norm", "seed"]
     table = _table.Table(path, columns, "accuracy")
     for seed in range(5):
-        table.add({"clip_norm": 0.5, "seed": seed}, {"accuracy": 0.9}, 1.0)
+        table.add({"clip_norm": 0.5, "seed": seed}, {"accuracy": 0.9}, "", 1.0)
     content = path.read_bytes()
     for changed in damaged(content, 300):
         path.write_bytes(changed)
@@ -233,7 +233,7 @@ def test_damaged_tables_of_searches_are_refused_or_tables(tmp_path):
     path.write_bytes(content[:-3])
     table = _table.Table(path, columns, "accuracy")
     assert not table.has({"clip_norm": 0.5, "seed": 4})
-    table.add({"clip_norm": 0.5, "seed": 4}, {"accuracy": 0.9}, 1.0)
+    table.add({"clip_norm": 0.5, "seed": 4}, {"accuracy": 0.9}, "", 1.0)
     assert path.read_bytes() == content
 
 

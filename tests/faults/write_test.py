@@ -111,7 +111,7 @@ class Search:
         for seed in range(number + 1):
             settings = {"clip_norm": 0.1, "seed": seed}
             if not table.has(settings):
-                table.add(settings, {"accuracy": 0.5}, 1.0)
+                table.add(settings, {"accuracy": 0.5}, "", 1.0)
 
     @staticmethod
     def read(directory):

@@ -511,8 +511,8 @@ def test_memory_is_bounded(once, tmp_path):
     finally:
         tracemalloc.stop()
     assert count * width > 5 * memory
-    # The last batch, and the next, which a busy machine may have twice; the order; small
-    # objects, and more of them where no test ran before.
+    # The last batch, and the next, which a busy machine may have twice; the order;
+    # small objects, and more of them where no test ran before.
     assert peak < memory + 4 * rows * width + 20 * count + 2**20
     assert drawer.source._together > 1
 

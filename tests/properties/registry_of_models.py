@@ -44,9 +44,9 @@ PLAN = keras.PrivacyPlan(1.0, 1e-5, examples=100, batch_size=100, epochs=2)
 
 
 @functools.cache
-def model() -> tf.keras.Model:
+def model(*layers: L.Layer) -> tf.keras.Model:
     """A small private model."""
-    made = tf.keras.Sequential([tf.keras.Input((2,)), L.Dense(1)])
+    made = tf.keras.Sequential([tf.keras.Input((2,)), *layers, L.Dense(1)])
     settings = {"noise_multiplier": 1.0, "expected_batch_size": 4}
     made.compile(keras.DPSGD(0.1, clip=1.0, **settings), "mse")
     return made
@@ -76,6 +76,18 @@ def statistics_of(method: str) -> Callable[..., Any]:
 
 
 MODEL = each_time(model)
+
+
+# The last model that `audited` made.
+AUDITED: list[tf.keras.Model] = []
+
+
+def audited() -> tf.keras.Model:
+    """A private model with more parameters than canaries."""
+    AUDITED[:] = [model(L.Dense(7))]
+    return AUDITED[0]
+
+
 # Keras hands these to the model, which may not like them.
 DATA = {"fixed": ("x", "y", "data", "public_data", "batch", "canaries_data")}
 SLOW = DATA | {"costly": True}
@@ -352,10 +364,10 @@ TESTING: dict[str, Any] = {
             "unbounded": ("claimed",),
             "infinite": True,
         },
-        model=MODEL,
+        model=each_time(audited),
         data=(X, Y),
-        canaries=(np.tile(X, (5, 1)), np.tile(Y, (5, 1))),
-        fit=lambda data, watch: model().fit(*data, callbacks=[watch], verbose=0),
+        canaries=(np.arange(40, dtype=np.float32).reshape(20, 2), np.ones([20, 1])),
+        fit=lambda data, watch: AUDITED[0].fit(*data, callbacks=[watch], verbose=0),
         delta=1e-5,
         claimed=None,
         confidence=0.95,

@@ -230,10 +230,11 @@ def _refuse_too_few(
     if bound > claimed:
         advice = f"Give {needed} canaries, for example"
     raise ValueError(
-        f"canaries: {canaries} canaries cannot refute claimed={claimed:.4g}: even if "
-        f"all guesses were right, they would prove only that epsilon is at least "
-        f"{most:.4g}, so the audit would pass without any noise. {advice}; or leave "
-        "claimed out, for a lower bound without a claim."
+        f"canaries: {canaries} canaries cannot refute claimed={claimed:.4g} at "
+        f"delta={delta:g}: even if all guesses were right, they would prove, with the "
+        f"given confidence, only that epsilon is at least {most:.4g}, so the audit "
+        f"would pass without any noise. {advice}; or leave claimed out, for a lower "
+        "bound without a claim."
     )
 
 

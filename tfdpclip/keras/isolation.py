@@ -23,7 +23,7 @@ _OUTLIER = 40.0
 # The allowed relative distance between the gradient of a batch and the sum of the
 # gradients of its halves: rounding, perhaps in bfloat16.
 _ADDITIVE = 0.05
-# The allowed change where a batch has an example less, and kernels other blocks.
+# The allowed change in a batch without the first example: kernels round in blocks.
 _FEWER = 0.02
 # Errors of models that accept only a range of numbers.
 _REFUSED = tf.errors.InvalidArgumentError, ValueError
@@ -47,9 +47,10 @@ def check_isolation(
     combination of these losses, which shows operations that scale gradients and keep
     losses. The test repeats this on a batch of nearly equal examples, and checks that
     the gradients of two halves of the batch add up to the gradient of the batch.
-    Without the first example, the losses and gradients of the others, which have other
-    places then, must stay as well (for models without random numbers, which have them
-    by place). Non-trainable state is restored afterwards.
+    Without the first example, the remaining examples have other places in the batch,
+    and their losses and gradients must stay as well. The test leaves this part out for
+    models that draw random numbers, because random numbers belong to places.
+    Non-trainable state is restored afterwards.
 
     Args:
       model: a built or callable Keras model.
@@ -222,7 +223,7 @@ def _compare(
 def _check_fewer(
     run: _Runs, before: _Run, batch: tuple[Any, Any], tolerance: float
 ) -> None:
-    """Raises if the other examples change where the first one is left out."""
+    """Raises if losses or gradients change where the first example is left out."""
     if not np.array_equal(before.losses, run(*batch, other_numbers=True).losses):
         return  # Random numbers belong to the places in the batch.
     kept = slice(run.each, None)

@@ -100,13 +100,16 @@ class CheckStatus:
 
     @property
     def settled(self) -> bool:
-        """Whether no later step compares for the first time, as a Python bool."""
+        """Whether the loss passed, or too many comparisons showed nothing.
+
+        A Python bool; a loss that failed a comparison is never settled.
+        """
         verdict = UNCHECKED if self._verdict is None else int(self._verdict)
-        return not self.compares or verdict in (PASSED, FAILED, -ATTEMPTS)
+        return not self.compares or verdict in (PASSED, -ATTEMPTS)
 
     @property
     def undecided(self) -> bool:
-        """Whether steps were compared, and the next step will be, as a Python bool."""
+        """Whether steps were compared, and the next step will be compared as well."""
         return not self.settled and int(self._verdict) != UNCHECKED
 
     @property

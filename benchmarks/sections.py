@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from benchmarks import charts, growth
+from driver_kit import intervals
 from tfdpclip import pictures
 
 # Next to the peers, three of ours are enough.
@@ -248,6 +249,31 @@ def _plain_table(folder: pathlib.Path, name: str, title: str) -> str:
     return f"## {title}\n\n" + _markdown(shown.columns, shown.values.tolist()) + "\n"
 
 
+def _with_interval(values: pd.Series, places: int) -> str:
+    """The mean, and half a 95 % interval (t) where there are two runs or more."""
+    if len(values) < 2:
+        return f"{values.iloc[0]:.{places}f}"
+    found = intervals.of_mean(list(values), "mean")
+    half = found["high"] - found["mean"]
+    return f"{found['mean']:.{places}f} ± {half:.{places}f}"
+
+
+def _accuracy_section(folder: pathlib.Path) -> str:
+    """Seconds and accuracies by library: means of all turns, with intervals."""
+    table = _read(folder, "to_accuracy.csv")
+    if table is None or table.empty:
+        return ""
+    rows = []
+    for key, part in table.groupby(["task", "epochs", "library"], sort=False):
+        seconds = _with_interval(part["seconds"], 1)
+        accuracy = _with_interval(100 * part["accuracy"], 1)
+        spent = part["spent"].max()
+        stated = f"{spent:.2f}" if np.isfinite(spent) else ""
+        rows.append([*key, len(part), seconds, accuracy, stated])
+    header = ("task", "epochs", "library", "runs", "seconds", "accuracy, %", "epsilon")
+    return "## From arrays to an accuracy\n\n" + _markdown(header, rows) + "\n"
+
+
 def _environment(folder: pathlib.Path) -> str:
     path = folder / "environment.json"
     if not path.exists():
@@ -323,7 +349,7 @@ def write(folder: pathlib.Path) -> list[pathlib.Path]:
         text += section
         figures += made
     text += _fit_section(folder)
-    text += _plain_table(folder, "to_accuracy.csv", "From arrays to an accuracy")
+    text += _accuracy_section(folder)
     text += _plain_table(folder, "federated.csv", "A round of federated aggregation")
     text += _plain_table(folder, "federated_tasks.csv", "A round of federated tasks")
     text += _plain_table(folder, "accounting.csv", "Accounting")

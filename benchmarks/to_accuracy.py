@@ -1,24 +1,31 @@
 """Wall time from arrays in memory to a stated epsilon and an accuracy, by library.
 
     python -m benchmarks.to_accuracy --data=data/mnist
+    python -m benchmarks.to_accuracy --task=plays --data=data/shakespeare
 
-MNIST, the network of the other benchmarks, stochastic gradient descent at one rate and
-one clip norm, Poisson batches of 256 on average, the same epochs and the same epsilon
-and delta; each library with its own sampler, its own accountant and its fastest way to
-clip, in a separate process. The seconds cover all that a user waits for after the
-import of the libraries: noise, model, compilation, training, epsilon.
+MNIST and the network mnist_cnn of the other benchmarks, or passages of plays, which are
+of a comedy or of a tragedy, and the network embedding. Stochastic gradient descent at
+one rate and one clip norm, Poisson batches of 256 on average, the same epochs and the
+same epsilon and delta; each library with its own sampler, its own accountant and its
+fastest way to clip, in a separate process, in turn. The seconds cover all that a user
+waits for after the import of the libraries: noise, model, compilation, training,
+epsilon. The first weights come from the distributions of Keras everywhere, and each
+turn draws weights, batches and noise anew.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import math
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +35,7 @@ from driver_kit import command_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 COLUMNS = (
+    "task",
     "library",
     "epochs",
     "epsilon",
@@ -36,43 +44,84 @@ COLUMNS = (
     "accuracy",
     "spent",
 )
-_KEY = ("library", "epochs", "epsilon", "turn")
-SIZE, RATE, CLIP = 256, 0.25, 1.0
+_KEY = ("task", "library", "epochs", "epsilon", "turn")
+SIZE = 256
+# Words of a passage, and public buckets to which the words are hashed.
+_WORDS, _BUCKETS = 32, 10_000
+# Keras draws an embedding's first weights from [-0.05, 0.05].
+_TABLE = 0.05
+_TRAGEDIES = (
+    *("antony", "coriolanus", "hamlet", "julius", "lear", "macbeth", "othello"),
+    *("romeo", "timon", "tragedy"),
+)
+_COMEDIES = (
+    *("alls", "as_you", "comedy", "loves", "measure", "merchant", "merry", "midsummer"),
+    *("much", "taming", "tempest", "twelfth", "two_gentlemen", "winters"),
+)
 
 Found = dict[str, float]
 
 
-def keras(data: Any, epochs: int, epsilon: float, delta: float) -> Found:
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A network of the benchmarks, its learning rate and its clip norm.
+
+    Attributes:
+      sizes: of the Keras network, where they are not the benchmarks' own.
+      plain_rate: the learning rate without privacy; without clipping, the rate of the
+        private runs may diverge.
+    """
+
+    network: str
+    sizes: dict[str, int]
+    rate: float
+    plain_rate: float
+    clip: float
+    epochs: int
+
+
+TASKS = {
+    "mnist": Task("mnist_cnn", {}, 0.25, 0.25, 1.0, 3),
+    "plays": Task("embedding", {"length": _WORDS}, 4.0, 1.0, 0.5, 10),
+}
+
+
+def keras(task: Task, data: Any, epsilon: float, delta: float, seed: int) -> Found:
     """Keras without privacy, and shuffled batches."""
     del epsilon, delta
     import tensorflow as tf
 
     from benchmarks import models
 
+    tf.keras.utils.set_random_seed(seed)
+
     begun = time.perf_counter()
-    model = models.make("mnist_cnn").build()
+    model = models.make(task.network, **task.sizes).build()
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(tf.keras.optimizers.SGD(RATE), loss, jit_compile=False)
-    model.fit(data["x"], data["y"], SIZE, epochs, verbose=0)
+    model.compile(tf.keras.optimizers.SGD(task.plain_rate), loss, jit_compile=False)
+    model.fit(data["x"], data["y"], SIZE, task.epochs, verbose=0)
     seconds = time.perf_counter() - begun
     return _found(seconds, model.predict(data["test_x"], verbose=0), data, math.inf)
 
 
-def tfdpclip(data: Any, epochs: int, epsilon: float, delta: float) -> Found:
+def tfdpclip(task: Task, data: Any, epsilon: float, delta: float, seed: int) -> Found:
     """A plan of this library, with the common clip norm."""
     import tensorflow as tf
 
     import tfdpclip as dpc
     from benchmarks import models
 
+    tf.keras.utils.set_random_seed(seed)
+
     begun = time.perf_counter()
     plan = dpc.keras.PrivacyPlan(
-        epsilon, delta, examples=len(data["y"]), batch_size=SIZE, epochs=epochs
+        epsilon, delta, examples=len(data["y"]), batch_size=SIZE, epochs=task.epochs
     )
-    model = models.make("mnist_cnn").build()
+    model = models.make(task.network, **task.sizes).build()
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    optimizer = plan.optimizer(dpc.keras.DPSGD, RATE, clip=CLIP)
-    model.compile(optimizer, loss, jit_compile=False)
+    optimizer = plan.optimizer(dpc.keras.DPSGD, task.rate, clip=task.clip)
+    executions = plan.steps_per_execution
+    model.compile(optimizer, loss, jit_compile=False, steps_per_execution=executions)
     batches = plan.batches((data["x"], data["y"]))
     model.fit(batches, epochs=plan.epochs, verbose=0, callbacks=plan.callbacks)
     spent = plan.statement().epsilon
@@ -81,7 +130,7 @@ def tfdpclip(data: Any, epochs: int, epsilon: float, delta: float) -> Found:
 
 
 def opacus(
-    data: Any, epochs: int, epsilon: float, delta: float, mode: str = "hooks"
+    task: Task, data: Any, epsilon: float, delta: float, seed: int, mode: str = "hooks"
 ) -> Found:
     """Opacus, whose engine finds the noise and makes the loader."""
     import torch
@@ -89,31 +138,39 @@ def opacus(
 
     from benchmarks.peers import torch_models
 
-    def images(name):
-        return torch.tensor(data[name]).permute(0, 3, 1, 2).contiguous()
+    def inputs(name):
+        found = torch.tensor(data[name])
+        return found.permute(0, 3, 1, 2).contiguous() if found.ndim == 4 else found
 
     begun = time.perf_counter()
-    model = torch_models.make("mnist_cnn", {})
+    torch.manual_seed(seed)
+    model = torch_models.make(task.network, {})
+    for part in model.modules():
+        if isinstance(part, torch.nn.Embedding):
+            torch.nn.init.uniform_(part.weight, -_TABLE, _TABLE)
+        elif isinstance(part, (torch.nn.Linear, torch.nn.Conv2d)):
+            torch.nn.init.xavier_uniform_(part.weight)
+            torch.nn.init.zeros_(part.bias)
     optimizer, loss = (
-        torch.optim.SGD(model.parameters(), RATE),
+        torch.optim.SGD(model.parameters(), task.rate),
         torch.nn.CrossEntropyLoss(),
     )
-    records = torch.utils.data.TensorDataset(images("x"), torch.tensor(data["y"]))
+    records = torch.utils.data.TensorDataset(inputs("x"), torch.tensor(data["y"]))
     engine = PrivacyEngine()
     made = engine.make_private_with_epsilon(
         module=model,
         optimizer=optimizer,
         criterion=loss,
         data_loader=torch.utils.data.DataLoader(records, SIZE),
-        epochs=epochs,
+        epochs=task.epochs,
         target_epsilon=epsilon,
         target_delta=delta,
-        max_grad_norm=CLIP,
+        max_grad_norm=task.clip,
         grad_sample_mode=mode,
     )
     model, optimizer, loader = made[0], made[1], made[-1]
     loss = made[2] if len(made) == 4 else loss
-    for _ in range(epochs):
+    for _ in range(task.epochs):
         for x, y in loader:
             optimizer.zero_grad()
             loss(model(x), y).backward()
@@ -121,16 +178,20 @@ def opacus(
     spent = engine.get_epsilon(delta)
     seconds = time.perf_counter() - begun
     with torch.no_grad():
-        logits = model.eval()(images("test_x")).numpy()
+        logits = model.eval()(inputs("test_x")).numpy()
     return _found(seconds, logits, data, spent)
 
 
-def opacus_ghost(data: Any, epochs: int, epsilon: float, delta: float) -> Found:
+def opacus_ghost(
+    task: Task, data: Any, epsilon: float, delta: float, seed: int
+) -> Found:
     """The same by ghost clipping."""
-    return opacus(data, epochs, epsilon, delta, "ghost")
+    return opacus(task, data, epsilon, delta, seed, "ghost")
 
 
-def jax_privacy(data: Any, epochs: int, epsilon: float, delta: float) -> Found:
+def jax_privacy(
+    task: Task, data: Any, epsilon: float, delta: float, seed: int
+) -> Found:
     """jax_privacy: its calibration, its sampler padded to few sizes, its noise."""
     import jax
     import jax_privacy as private
@@ -141,7 +202,7 @@ def jax_privacy(data: Any, epochs: int, epsilon: float, delta: float) -> Found:
 
     begun = time.perf_counter()
     count = len(data["y"])
-    steps = math.ceil(count / SIZE) * epochs
+    steps = math.ceil(count / SIZE) * task.epochs
     accountant = accounting.analysis.DpsgdTrainingAccountant(
         accounting.accountants.PldAccountantConfig()
     )
@@ -153,18 +214,19 @@ def jax_privacy(data: Any, epochs: int, epsilon: float, delta: float) -> Found:
         num_samples=count,
         target_delta=delta,
     )
-    apply, parameters = jax_models.make("mnist_cnn")
-    optimizer = optax.sgd(RATE)
+    apply, parameters = jax_models.make(task.network)
+    parameters = _as_keras_begins(task, parameters, seed)
+    optimizer = optax.sgd(task.rate)
 
     def loss(p, x, y):
         logits = apply(p, x)
         return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
     gradient = private.clipped_grad(
-        loss, l2_clip_norm=CLIP, normalize_by=float(SIZE), batch_argnums=(1, 2)
+        loss, l2_clip_norm=task.clip, normalize_by=float(SIZE), batch_argnums=(1, 2)
     )
     noise = private.noise_addition.gaussian_privatizer(
-        stddev=z * gradient.sensitivity(), prng_key=jax.random.key(0)
+        stddev=z * gradient.sensitivity(), prng_key=jax.random.key(seed)
     )
 
     @jax.jit
@@ -176,7 +238,7 @@ def jax_privacy(data: Any, epochs: int, epsilon: float, delta: float) -> Found:
 
     state = parameters, optimizer.init(parameters), noise.init(parameters)
     sampler = batch_selection.CyclicPoissonSampling(SIZE / count, steps)
-    for drawn in sampler.batch_iterator(count, 0):
+    for drawn in sampler.batch_iterator(count, seed):
         indices = batch_selection.pad_to_multiple_of(drawn, 64)
         x, y = data["x"][indices], data["y"][indices]
         state = update(*state, x, y, indices < 0)
@@ -189,6 +251,21 @@ def jax_privacy(data: Any, epochs: int, epsilon: float, delta: float) -> Found:
     parts = np.array_split(data["test_x"], 10)
     logits = np.concatenate([np.asarray(apply(state[0], part)) for part in parts])
     return _found(seconds, logits, data, spent)
+
+
+def _as_keras_begins(task: Task, parameters: Any, seed: int) -> list[np.ndarray]:
+    """Fresh weights from the distributions of Keras: tables come first."""
+    rng, made = np.random.default_rng(seed), []
+    for place, shape in enumerate(value.shape for value in parameters):
+        if len(shape) == 1:
+            made.append(np.zeros(shape, np.float32))
+            continue
+        field = math.prod(shape[:-2])
+        bound = math.sqrt(6 / (field * (shape[-2] + shape[-1])))
+        if task.network == "embedding" and place == 0:
+            bound = _TABLE
+        made.append(rng.uniform(-bound, bound, shape).astype(np.float32))
+    return made
 
 
 def _found(seconds: float, logits: np.ndarray, data: Any, spent: float) -> Found:
@@ -205,21 +282,44 @@ LIBRARIES = {
 }
 
 
-def _arrays(where: str) -> dict[str, np.ndarray]:
-    """Images of [0, 1] and labels, for training and to test; "synthetic" is noise."""
-    if where == "synthetic":
-        rng = np.random.default_rng(0)
-        found = {
-            name: rng.random((512, 28, 28, 1), np.float32) for name in ("x", "test_x")
-        }
-        return found | {name: rng.integers(10, size=512) for name in ("y", "test_y")}
+def _synthetic(task: str) -> dict[str, np.ndarray]:
+    """Noise of the shapes of a task."""
+    rng, found = np.random.default_rng(0), {}
+    for prefix in ("", "test_"):
+        if task == "mnist":
+            found[f"{prefix}x"] = rng.random((512, 28, 28, 1), np.float32)
+        else:
+            found[f"{prefix}x"] = rng.integers(_BUCKETS, size=(512, _WORDS))
+        found[f"{prefix}y"] = rng.integers(2, size=512)
+    return found
+
+
+def passages(where: pathlib.Path) -> dict[str, np.ndarray]:
+    """Passages of plays as buckets of words; 1 for tragedies, 0 for comedies."""
+    rows, labels = [], []
+    for path in sorted(where.glob("*.txt")):
+        if not path.name.startswith(_COMEDIES + _TRAGEDIES):
+            continue
+        words = re.findall("[a-z']+", path.read_text("utf-8").lower())
+        buckets = [zlib.crc32(word.encode()) % _BUCKETS for word in words]
+        count = len(buckets) // _WORDS
+        rows.append(np.array(buckets[: count * _WORDS]).reshape(count, _WORDS))
+        labels.append(np.full(count, int(path.name.startswith(_TRAGEDIES))))
+    if len({label for part in labels for label in part}) < 2:
+        raise ValueError(f"no comedies and tragedies as .txt files in {where}")
+    x, y = np.concatenate(rows), np.concatenate(labels)
+    order = np.random.default_rng(0).permutation(len(x))
+    test, train = np.split(order, [len(x) // 5])
+    return {"x": x[train], "y": y[train], "test_x": x[test], "test_y": y[test]}
+
+
+def _images(where: pathlib.Path) -> dict[str, np.ndarray]:
+    """MNIST's images, scaled to [0, 1], and its labels."""
     found = {}
     for part, prefix in (("train", ""), ("t10k", "test_")):
         names = (f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz")
         pixels, labels = (
-            np.frombuffer(
-                gzip.decompress(pathlib.Path(where, n).read_bytes()), np.uint8
-            )
+            np.frombuffer(gzip.decompress((where / n).read_bytes()), np.uint8)
             for n in names
         )
         images = pixels[16:].reshape(-1, 28, 28, 1)
@@ -230,9 +330,10 @@ def _arrays(where: str) -> dict[str, np.ndarray]:
 
 def _worker(told: Sequence[str]) -> None:
     """Trains once, as its parent says."""
-    name, arrays, epochs, epsilon, delta, result = told
+    name, task, arrays, epochs, epsilon, delta, turn, result = told
     data = dict(np.load(arrays))
-    found = LIBRARIES[name][1](data, int(epochs), float(epsilon), float(delta))
+    chosen = dataclasses.replace(TASKS[task], epochs=int(epochs))
+    found = LIBRARIES[name][1](chosen, data, float(epsilon), float(delta), int(turn))
     pathlib.Path(result).write_text(json.dumps(found))
 
 
@@ -247,11 +348,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     parser = command_line.argument_parser(__doc__)
     add = parser.add_argument
-    add("--data", required=True, help="A directory with MNIST's four .gz files.")
+    add("--task", choices=list(TASKS), default="mnist")
+    add("--data", required=True, help="MNIST's four .gz files, or plays as .txt files.")
     add("--libraries", default=",".join(LIBRARIES))
-    add("--epochs", type=int, default=5)
+    add("--epochs", type=int, help="3 for mnist and 10 for plays where it is left out.")
     add("--epsilon", type=float, default=3.0)
-    add("--turns", type=int, default=2)
+    add("--turns", type=int, default=5)
     add("--output_dir", type=pathlib.Path, default=pathlib.Path("runs/benchmarks"))
     options = parser.parse_args(arguments)
     names = options.libraries.split(",")
@@ -260,7 +362,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--libraries: no {unknown[0]} among {', '.join(LIBRARIES)}")
     if options.data != "synthetic" and not pathlib.Path(options.data).is_dir():
         parser.error(f"--data: no directory {options.data}")
-    data = _arrays(options.data)
+    read = {"mnist": _images, "plays": passages}[options.task]
+    try:
+        made = options.data == "synthetic"
+        data = _synthetic(options.task) if made else read(pathlib.Path(options.data))
+    except (OSError, ValueError) as error:
+        parser.error(f"--data: {error}")
+    epochs = options.epochs or TASKS[options.task].epochs
     frameworks = list(dict.fromkeys(LIBRARIES[name][0] for name in names))
     installed.record(options.output_dir, frameworks)
     table = cells.Table(options.output_dir / "to_accuracy.csv", COLUMNS, _KEY)
@@ -270,7 +378,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         delta = 0.1 / len(data["y"])
         for turn in range(options.turns):
             for name in names:
-                case = name, options.epochs, options.epsilon, turn
+                case = options.task, name, epochs, options.epsilon, turn
                 key = dict(zip(_KEY, case, strict=True))
                 python = installed.python_of(LIBRARIES[name][0])
                 if python is None:
@@ -279,11 +387,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 if table.find(key):
                     continue
                 result = pathlib.Path(folder, "result")
-                numbers = map(str, (options.epochs, options.epsilon, delta))
+                numbers = map(str, (epochs, options.epsilon, delta, turn))
                 command = [python, "-m", "benchmarks.to_accuracy", "--worker", name]
-                subprocess.run(
-                    [*command, arrays, *numbers, result], check=True, cwd=ROOT
-                )
+                command += [options.task, arrays, *numbers, result]
+                subprocess.run(command, check=True, cwd=ROOT)
                 found = json.loads(result.read_text())
                 table.add([{**key, **found}])
                 print(name, *(f"{key} {value:.4g}" for key, value in found.items()))

@@ -470,10 +470,13 @@ def test_a_whole_fit_is_timed_once_and_reported(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_an_accuracy_is_reached_at_the_epsilon_that_was_asked_for(tmp_path, capsys):
+@pytest.mark.parametrize("task", to_accuracy.TASKS)
+def test_an_accuracy_is_reached_at_the_epsilon_that_was_asked_for(
+    task, tmp_path, capsys
+):
     arguments = [
         *("--data=synthetic", "--libraries=tfdpclip", "--epochs=1", "--turns=1"),
-        f"--output_dir={tmp_path}",
+        *(f"--task={task}", f"--output_dir={tmp_path}"),
     ]
     to_accuracy.main(arguments)
     (row,) = csv.DictReader((tmp_path / "to_accuracy.csv").open())
@@ -484,6 +487,34 @@ def test_an_accuracy_is_reached_at_the_epsilon_that_was_asked_for(tmp_path, caps
     assert capsys.readouterr().out == ""
     with pytest.raises(SystemExit):
         to_accuracy.main(["--libraries=none"])
+
+
+def test_runs_to_an_accuracy_are_shown_by_their_mean(tmp_path):
+    rows = [
+        f"mnist,{name},2,3,{turn},{seconds},{accuracy},{spent}"
+        for name, spent in (("keras", "inf"), ("tfdpclip", 2.9999))
+        for turn, (seconds, accuracy) in enumerate([(8, 0.9), (10, 0.92)])
+    ]
+    table = "\n".join([",".join(to_accuracy.COLUMNS), *rows, ""])
+    (tmp_path / "to_accuracy.csv").write_text(table)
+    sections.write(tmp_path)
+    report = (tmp_path / "report.md").read_text()
+    # The half interval of two runs is 12.7 times half their difference.
+    assert "| mnist | 2 | tfdpclip | 2 | 9.0 ± 12.7 | 91.0 ± 12.7 | 3.00 |" in report
+    assert "| mnist | 2 | keras | 2 | 9.0 ± 12.7 | 91.0 ± 12.7 |  |" in report
+
+
+def test_plays_are_comedies_or_tragedies(tmp_path, capsys):
+    words = " ".join(["word"] * 330)
+    for name in ("hamlet", "tempest", "sonnets"):
+        (tmp_path / f"{name}_gut.txt").write_text(words)
+    found = to_accuracy.passages(tmp_path)
+    assert found["x"].shape == (16, 32) and found["test_x"].shape == (4, 32)
+    assert sum(found["y"]) + sum(found["test_y"]) == 10
+    (tmp_path / "hamlet_gut.txt").unlink()
+    with pytest.raises(SystemExit):
+        to_accuracy.main(["--task=plays", f"--data={tmp_path}"])
+    assert "no comedies and tragedies" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -50,6 +50,41 @@ def test_where_unknown_tokens_raise_no_error_they_spoil_only_their_own_example(
     np.testing.assert_allclose(found[2:], expected[2:], rtol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [7, 40 * lookup._ENTRIES])
+@pytest.mark.parametrize("wrong", [None, -1, -8, "rows", "more"])
+def test_compiled_norms_add_up_an_examples_tokens_alone(rows, wrong):
+    """XLA raises no error for an unknown token, and drops its gradient.
+
+    The places come from a table of first places, or by sorting where `rows` are many.
+    """
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 7, [4, 30])
+    ids[:, :3] = rows - 1
+    if wrong is not None:
+        ids[1, 4:7] = {"rows": rows, "more": 3 * rows + 2}.get(wrong, wrong)
+
+    @tf.function(jit_compile=True)
+    def compute(ids, z):
+        form = lookup.Lookup(ids, z, [rows, 3], 30)
+        pooled = lookup.PooledLookup(ids, tf.ones([4, 30]), z[:, 0], [rows, 3], 30)
+        budget = base_form.Budget(2**20, 4)
+        return form.squared_norms(budget), pooled.squared_norms(budget)
+
+    z = rng.standard_normal([4, 30, 3]).astype(np.float32)
+    found = compute(tf.constant(ids), tf.constant(z))
+    for values, norms in zip((z, np.repeat(z[:, :1], 30, axis=1)), found, strict=True):
+        norms = norms.numpy()
+        for i in range(4):
+            known = (ids[i] >= 0) & (ids[i] < rows)
+            table = np.zeros([rows, 3])
+            np.add.at(table, ids[i][known], values[i][known])
+            true = np.sum(table**2)
+            # The norm of an example with unknown tokens is no smaller than the truth.
+            assert norms[i] >= true * (1 - 1e-5)
+            if known.all():
+                assert norms[i] == pytest.approx(true, rel=1e-4)
+
+
 IDS = integers(5, 40, below=7)
 MASK = tf.cast(integers(5, 40, below=2), tf.float32)[:, :, tf.newaxis]
 PLACES = randoms(1, 40, 1)

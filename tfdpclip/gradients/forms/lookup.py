@@ -12,6 +12,9 @@ from tfdpclip.gradients.forms.base_form import Form, cut_rows, sum_squares
 
 # The number of parts of the batch in which equal tokens of an example are searched.
 _PARTS = 4
+# Entries per token of an example's table of first places: as many as an embedding of
+# that width has. XLA sorts ten times as long as it writes such a table.
+_ENTRIES = 128
 
 
 class Lookup(Form):
@@ -57,10 +60,12 @@ class Lookup(Form):
         """Values `[B, T, D]` of tokens, summed over the equal tokens of an example."""
         shape = [self.batch_size, tf.shape(self.ids)[1], values.shape[-1]]
         # Each token gets a place within its example; equal tokens get the same place.
-        if in_xla():
-            places, values = self._places_by_sorting(values)
-        else:
+        if not in_xla():
             places = self._places()
+        elif self.steps is not None and self.shape[0] <= _ENTRIES * self.steps:
+            places = self._first_places()
+        else:
+            places, values = self._places_by_sorting(values)
         places += shape[1] * tf.range(shape[0])[:, tf.newaxis]
         sums = tf.math.unsorted_segment_sum(
             tf.reshape(values, [-1, shape[2]]),
@@ -103,6 +108,19 @@ class Lookup(Form):
         # Keys are numbered in order of appearance, an example's first key first.
         found = tf.reshape(tf.unique(tf.reshape(keys, [-1])).idx, tf.shape(keys))
         return found - found[:, :1]
+
+    def _first_places(self):
+        """For each token the first place of an equal token in its example."""
+        # A token that is not in the table belongs to no neighbour and has no gradient;
+        # all such tokens of an example share an entry.
+        rows = self.shape[0] + 1
+        ids = tf.cast(self.ids, tf.int64)
+        ids = tf.where(self._known(), ids, self.shape[0])
+        size = tf.cast(self.batch_size, tf.int64)
+        entries = tf.reshape(ids + rows * tf.range(size)[:, tf.newaxis], [-1])
+        places = tf.tile(tf.range(self.steps), [self.batch_size])
+        first = tf.math.unsorted_segment_min(places, entries, size * rows)
+        return tf.reshape(tf.gather(first, entries), tf.shape(self.ids))
 
     def _places_by_sorting(self, values):
         order = tf.argsort(self.ids, axis=1)

@@ -191,11 +191,14 @@ def _gather(use, dz, shape, context):
     steps = rows_of(context, ids)
     for size in ids.shape[1:].as_list():
         steps = None if steps is None or size is None else steps * size
-    factors = pooling_factors(use.output, context.flows)
-    if factors is None:
+    pooling = pooling_factors(use.output, context.flows)
+    if pooling is None:
         return Lookup(flat, z, shape, steps)
+    factors, even = pooling
     factors = in_steps(factors, context, ids, 1, 1)
     factors = tf.cast(tf.squeeze(factors, axis=-1), z.dtype)
+    if even:
+        return PooledLookup(flat, factors, z[:, 0], shape, steps)
     # The gradient at the sum over the tokens, from the token of the largest factor.
     best = tf.argmax(tf.abs(factors), axis=1)[:, tf.newaxis]
     row = tf.squeeze(tf.gather(z, best, batch_dims=1), axis=1)

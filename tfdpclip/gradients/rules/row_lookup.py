@@ -67,7 +67,7 @@ def sum_after(op: tf.Operation, flows) -> tf.Operation | None:
             return None
 
 
-def pooling_factors(rows: tf.Tensor, flows) -> tf.Tensor | None:
+def pooling_factors(rows: tf.Tensor, flows) -> tuple[tf.Tensor, bool] | None:
     """The factors by which looked-up rows enter a sum over all rows of their example.
 
     Args:
@@ -75,9 +75,10 @@ def pooling_factors(rows: tf.Tensor, flows) -> tf.Tensor | None:
       flows: the analysis.
 
     Returns:
-      `[B, ..., 1]`, ones where the rows are added or averaged as they are: the gradient
-      at `rows` is the product of the factors and of one row for each example. None if
-      the rows have another use, or none that this function knows.
+      The factors `[B, ..., 1]`, and whether the rows are added or averaged as they are,
+      so that all factors are 1: the gradient at `rows` is the product of the factors
+      and of one row for each example. None if the rows have another use, or none that
+      this function knows.
     """
     flow, tensor, factors = flows[rows], rows, None
     if not (flow.leads and flow.rows == 1 and not flow.minor):
@@ -94,7 +95,8 @@ def pooling_factors(rows: tf.Tensor, flows) -> tf.Tensor | None:
             axes = sorted(axis % tensor.shape.rank for axis in axes.reshape([-1]))
             if axes != list(range(1, tensor.shape.rank - 1)):
                 return None
-            return tf.ones_like(rows[..., :1]) if factors is None else factors
+            even = factors is None
+            return (tf.ones_like(rows[..., :1]) if even else factors), even
         others = [t for t in user.inputs if t.ref() != tensor.ref()]
         if user.type == "Mul" and len(others) == 1:
             if others[0].shape.num_elements() != 1:

@@ -13,7 +13,7 @@ from scipy import stats
 import tfdpclip as dpc
 from tfdpclip import accounting, sampling
 from tfdpclip.sampling.base import DrawKey
-from tfdpclip.sampling.people import CappedExamples
+from tfdpclip.sampling.people import CappedExamples, checked_ids
 from tfdpclip.sampling.sources import open_source
 
 pytestmark = pytest.mark.unchecked
@@ -213,6 +213,16 @@ class TestBatches:
         cut = accounting.epsilon(1.0, 10, batches, 1e-5, unit="person")
         scheme = sampling.CappedPoisson(0.15, 4)
         assert cut > 1.1 * accounting.epsilon(1.0, 10, scheme, 1e-5, unit="person")
+
+    def test_ids_may_be_a_list_of_the_texts_of_an_array(self):
+        texts = np.array([f"user {name}" for name in _IDS])
+        for made in (texts, np.char.encode(texts)):
+            ids = checked_ids(list(made))
+            assert ids.tolist() == made.tolist() == checked_ids(made).tolist()
+        with pytest.raises(ValueError, match="'nan' as a text"):
+            checked_ids(list(np.array(["user", "nan"])))
+        with pytest.raises(ValueError, match="integers or texts"):
+            checked_ids([np.str_("user"), None])
 
     def test_others_are_refused(self):
         scheme = sampling.CappedPoisson(0.1, 4)

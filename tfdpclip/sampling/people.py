@@ -172,6 +172,7 @@ class CappedExamples(Source):
         return self._examples.take(self._kept[np.asarray(indices, np.int64)], rows)
 
 
+_NUMPY_TEXTS = (np.str_, np.bytes_)
 _UNKNOWN = ("", "nan", "NaN", "None", "<NA>", "NaT", "null")
 _MISSING = {*_UNKNOWN, *(name.encode() for name in _UNKNOWN)}
 
@@ -213,6 +214,10 @@ def checked_ids(ids: Any, size: int | None = None) -> np.ndarray:
             f"{name}shape {list(found.shape)}: scheme.batches((x, y), "
             "people=frame['user'], per_person=8)." + see("records-of-several-rows")
         )
+    if found.dtype.kind == "O":
+        # Texts of NumPy, as in a list of the entries of an array.
+        plain = [n.item() if isinstance(n, _NUMPY_TEXTS) else n for n in found]
+        found = np.array([*plain, None], object)[:-1]
     kinds = {type(name) for name in found.tolist()}
     if kinds in ({str}, {bytes}):
         # As objects: NumPy's text arrays ignore zeros at the end of a text.

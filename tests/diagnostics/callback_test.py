@@ -183,3 +183,42 @@ def test_bad_arguments():
             GradientDiagnostics(**given)
     with pytest.raises(ValueError, match="nothing to draw"):
         GradientDiagnostics(images(4)).draw("nowhere")
+
+
+def test_every_counts_batches_and_not_executions():
+    watch = GradientDiagnostics(images(16), every=4)
+    model, (x, y) = network(), images(48)
+    model.compile(
+        DPSGD(0.1, clip=1.0, noise_multiplier=1.0, expected_batch_size=8),
+        LOSS,
+        steps_per_execution=3,
+    )
+    model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[watch])
+    # Four batches are reached at 6, eight at 9 and twelve at 12.
+    assert [row["step"] for row in watch.rows] == [0, 6, 9, 12]
+
+
+def test_correlated_noise_has_no_single_ratio():
+    scheme = dpc.sampling.MinSeparation(64, 16)
+    optimizer = DPSGD(
+        0.1,
+        clip=1.0,
+        noise_multiplier=1.0,
+        expected_batch_size=16,
+        noise=dpc.CorrelatedNoise(dpc.correlated.Tree(), 8, scheme),
+    )
+    watch = GradientDiagnostics(images(16))
+    trained([watch], epochs=1, optimizer=optimizer)
+    assert not any(name.startswith("snr/") for row in watch.rows for name in row)
+
+
+@pytest.mark.parametrize("clip", [1.0, LayerwiseClip(1.0)], ids=["record", "layers"])
+def test_clipped_batches_clip_no_example(clip):
+    optimizer = DPSGD(
+        0.1, clip=clip, noise_multiplier=1.0, expected_batch_size=16, unit="batch"
+    )
+    watch = GradientDiagnostics(images(16))
+    trained([watch], epochs=1, optimizer=optimizer)
+    for row in watch.rows:
+        assert np.isnan(row["clip_norm"]) and np.isnan(row["fraction_clipped"])
+        assert not any(name.startswith(("clip/", "fraction_clipped/")) for name in row)

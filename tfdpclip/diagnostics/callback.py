@@ -28,8 +28,10 @@ class GradientDiagnostics(tf.keras.callbacks.Callback):
     At the start, and after every epoch or every few steps: quantiles of the per-example
     norms, the fraction that is clipped, the clip norm next to the norm at its target
     quantile (clip norms by group, if the rule clips each group on its own), medians by
-    layer, the signal-to-noise ratio of a step by layer and the accuracy. Rows go to a
-    CSV file and to TensorBoard as they are measured, pictures are drawn at the end.
+    layer, the signal-to-noise ratio of a step by layer and the accuracy. Clip norms are
+    left out if batches or groups are clipped as a whole, and the ratio as well if the
+    noise is correlated: its size differs from step to step. Rows go to a CSV file and
+    to TensorBoard as they are measured, pictures are drawn at the end.
 
     *Formal guarantees*: none of privacy: everything is measured without noise. Nothing
     flows back into training. On private data the output is private, too, and must not
@@ -37,7 +39,8 @@ class GradientDiagnostics(tf.keras.callbacks.Callback):
 
     Args:
       data: (x, y), or a `tf.data.Dataset` of batches.
-      every: "epoch", or a number of batches.
+      every: "epoch", or a number of batches; measured after the execution in which
+        that many are reached.
       csv_path: a CSV file for the rows.
       picture_dir: a folder for the pictures: norms.png, classes.png, layers.png,
         clip.png, signal.png and, with `geometry`, geometry.png.
@@ -97,7 +100,7 @@ class GradientDiagnostics(tf.keras.callbacks.Callback):
         self._batch_size = _arguments.integer("batch_size", batch_size, 1)
         self._meter: GradientMeter | None = None
         self._found_geometry = None
-        self._epoch, self._batches = 0, 0
+        self._epoch, self._batches, self._of_epoch = 0, 0, 0
 
     def on_train_begin(self, logs=None):
         del logs
@@ -114,12 +117,16 @@ class GradientDiagnostics(tf.keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         del logs
-        self._epoch = epoch
+        self._epoch, self._of_epoch = epoch, 0
 
     def on_train_batch_end(self, batch, logs=None):
-        del batch, logs
-        self._batches += 1
-        if self._every != "epoch" and self._batches % self._every == 0:
+        del logs
+        # An execution of several steps ends with the number of its last batch.
+        before = self._batches
+        self._batches += batch + 1 - self._of_epoch
+        self._of_epoch = batch + 1
+        every = self._every
+        if every != "epoch" and self._batches // every > before // every:
             self._measure()
 
     def on_epoch_end(self, epoch, logs=None):
@@ -187,15 +194,19 @@ class GradientDiagnostics(tf.keras.callbacks.Callback):
         if quantile is None:
             quantile = getattr(rule, "target_quantile", None)
             quantile = quantile if isinstance(quantile, (int, float)) else None
-        if rule is None or rule.threshold != "record":
+        if rule is None or rule.threshold != "record" or self._clips_more():
             return None, quantile
         return float(optimizer.clip_norm), quantile
+
+    def _clips_more(self) -> bool:
+        """Whether the clip is of several examples together, and of no example."""
+        return getattr(self.model.optimizer, "unit", None) in ("batch", "group")
 
     def _clips_by_group(self) -> dict[str, float]:
         """The clip norms of a rule that clips each group on its own."""
         optimizer = self.model.optimizer
         rule = getattr(optimizer, "clip", None)
-        if rule is None or rule.threshold != "group":
+        if rule is None or rule.threshold != "group" or self._clips_more():
             return {}
         optimizer.build(self.model.trainable_variables)
         return optimizer.clip_norms
@@ -207,6 +218,8 @@ class GradientDiagnostics(tf.keras.callbacks.Callback):
         optimizer.build(self.model.trainable_variables)
         if not optimizer.gradient_noise_multiplier:
             return None
+        if getattr(optimizer, "noise", None) is not None:
+            return None  # The steps of a matrix have noise of several sizes.
         size = max(1, round(optimizer.expected_batch_size))
         data = self._data
         if isinstance(data, tf.data.Dataset):

@@ -279,7 +279,8 @@ class LocalEngine:
 
     def _keep(self, step, before, kept):
         ticket = np.frombuffer(os.urandom(16), np.int64)
-        run = np.array(self._correlated.digest, np.int64)
+        named = self._correlated.name_with(self._config.noise_multiplier)
+        run = np.array(named, np.int64)
         self._kept = dict(step=step, ticket=ticket, before=before, run=run, kept=kept)
 
     def memory(self) -> NoiseMemory | None:

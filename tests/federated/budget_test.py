@@ -268,6 +268,32 @@ def test_the_noise_of_a_matrix_has_one_multiplier():
             pytest.fail("a round whose noise is not what is counted")
 
 
+def test_a_state_of_another_multiplier_is_refused():
+    made = [federated.clipped_mean(z, 20, 1.0, noise=NOISE) for z in (4.0, 0.5)]
+    ours, other = (one.create(NESTED) for one in made)
+
+    def budget_of(aggregator):
+        cohorts = sampling.AvailableCohorts(AVAILABLE, lambda round_num: IDS)
+        return RoundBudget(math.inf, DELTA, cohorts, aggregator=aggregator)
+
+    state = other.initialize()
+    budget = budget_of(made[0])
+    with pytest.raises(PrivacyMismatchError, match="noise_multiplier"):
+        with budget.round(state):
+            pytest.fail("a round with less noise than is counted")
+    assert not budget.rounds
+    with budget.round(ours.initialize()):
+        pass
+    # A new matrix may have another multiplier; the memory fits where it was taken.
+    begun, memory = federated.split_noise(state)
+    for aggregator in made:
+        with budget_of(aggregator).round(federated.split_noise(begun)[0]):
+            pass
+    again = federated.join_noise(begun, memory)
+    with budget_of(made[1]).round(again):
+        pass
+
+
 def test_a_declared_number_is_said_to_be_one():
     cohorts = SCHEMES["poisson"].cohorts(IDS)
     budget = after(RoundBudget(math.inf, DELTA, cohorts, 2.0), 1)

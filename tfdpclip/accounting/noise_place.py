@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from tfdpclip import _arguments
 
 #: The key of a server's state for the data that correlated noise keeps between rounds.
@@ -23,13 +25,28 @@ class NoisePlace:
       step: Rounds of the current matrix that got their noise.
       ticket: A random name of the state.
       before: The name of the state before this one.
-      run: The `digest` of the state's `CorrelatedNoise`.
+      run: The `name_with` of the state's `CorrelatedNoise` and noise multiplier.
     """
 
     step: int
     ticket: tuple[int, ...]
     before: tuple[int, ...]
     run: tuple[int, ...]
+
+    def is_of(self, noise: Any, noise_multiplier: float) -> bool:
+        """Whether a round with this noise may continue from the state.
+
+        States of earlier versions have the `digest`, without the noise multiplier. A
+        matrix that `split_noise` made anew may get any noise multiplier.
+
+        Args:
+          noise: The `CorrelatedNoise` of the round.
+          noise_multiplier: z of the round.
+        """
+        names = [noise.digest, noise.name_with(noise_multiplier)]
+        if self.step == 0:
+            names.append(tuple(unnamed(noise.digest)))
+        return self.run in names
 
 
 @dataclasses.dataclass
@@ -79,6 +96,11 @@ class StateHistory:
     def begin(self) -> None:
         """Forgets the last run: no state continues it."""
         self.order = self.last = None
+
+
+def unnamed(run: Any) -> np.ndarray:
+    """Returns a `NoisePlace.run` without its noise multiplier."""
+    return np.array([run[0], 0], np.int64)
 
 
 def noise_of(state: Any) -> Mapping[str, Any] | None:

@@ -291,11 +291,13 @@ class RoundBudget:
                 "state must be given: the server's state, with correlated noise. Write "
                 "with budget.round(state) as cohort. Each state is used for one round."
             )
-        if place.run != self.noise.digest:
+        if not place.is_of(self.noise, self._noise.noise_multiplier):
             raise PrivacyMismatchError(
                 "The state comes from an aggregator whose correlated noise (matrix, "
-                "rounds or scheme) differs from this budget's: give both the same "
-                "CorrelatedNoise."
+                "rounds, scheme or noise_multiplier) differs from this budget's: give "
+                "the process and the budget one aggregator. To go on with another "
+                "noise_multiplier, in a new matrix: state, _ = "
+                "dpc.federated.split_noise(state)."
             )
         phase = self.ledger.phases[-1]
         made = phase.runs[-1] + self.ledger.reserved

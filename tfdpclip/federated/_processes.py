@@ -243,13 +243,15 @@ class _ProcessBuilder:
     def _make_first_memory(self, run: CorrelatedNoise) -> Any:
         """The first memory of correlated noise, with a random name."""
         layout = self._clip.layout
-        size = layout.size + len(self._summation.mechanism.count_stddevs)
+        mechanism = self._summation.mechanism
+        size = layout.size + len(mechanism.count_stddevs)
+        named = run.name_with(mechanism.noise_multiplier)
 
         @_tff.tf_computation
         def first_memory():
             zeros = tf.zeros([2], tf.int64)
             first = CarriedNoise.first(run, size, layout.dtype)
-            return _memory(0, _entropy.fresh_seed(), zeros, run, first)
+            return _memory(0, _entropy.fresh_seed(), zeros, named, first)
 
         return first_memory
 
@@ -270,6 +272,7 @@ class _ProcessBuilder:
         """The server's computation, with correlated noise and its memory."""
         names, seed = self._names, self._seed
         memory_type = self._first_memory.type_signature.result
+        named = run.name_with(self._summation.mechanism.noise_multiplier)
 
         @_tff.tf_computation(self._own_type, memory_type, self._sums_type)
         def finish(state, memory, summed):
@@ -282,7 +285,7 @@ class _ProcessBuilder:
             noise = CarriedNoise(run, draws, step, kept)
             released = self._release_round(state, summed, noise)
             step = (step + 1) % run.steps
-            return *released, _memory(step, name, ticket, run, noise.kept)
+            return *released, _memory(step, name, ticket, named, noise.kept)
 
         return finish
 
@@ -402,7 +405,7 @@ def _memory(
     step: Any,
     ticket: tf.Tensor,
     before: tf.Tensor,
-    run: CorrelatedNoise,
+    run: tuple[int, int],
     kept: tf.Tensor,
 ) -> Any:
     """The memory of correlated noise for the next round.
@@ -411,14 +414,14 @@ def _memory(
       step: the next round's step in the matrix.
       ticket: a random name, which tells states apart.
       before: the name of the state before.
-      run: the noise; its public digest is kept.
+      run: the public name of the noise.
       kept: the data that the noise of the next round needs.
     """
     return collections.OrderedDict(
         step=tf.convert_to_tensor(step, tf.int32),
         ticket=ticket,
         before=before,
-        run=tf.constant(run.digest, tf.int64),
+        run=tf.constant(run, tf.int64),
         kept=kept,
     )
 

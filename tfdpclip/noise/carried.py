@@ -18,7 +18,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _arguments, files
-from tfdpclip.accounting.noise_place import NOISE_KEY, PARTS, noise_of, with_noise
+from tfdpclip.accounting.noise_place import (
+    NOISE_KEY,
+    PARTS,
+    noise_of,
+    unnamed,
+    with_noise,
+)
 from tfdpclip.noise.runs import CorrelatedNoise
 from tfdpclip.noise.steps import (
     HeldTensor,
@@ -226,6 +232,8 @@ def split_noise(state: Any) -> tuple[Any, NoiseMemory]:
         ticket=name.reshape(content["ticket"].shape),
         # `join_noise` matches the state and the memory by this ticket.
         before=content["ticket"],
+        # The new matrix may have another noise multiplier.
+        run=unnamed(content["run"]),
         kept=np.zeros_like(content["kept"]),
     )
     return with_noise(state, fresh), memory
@@ -250,7 +258,7 @@ def join_noise(state: Any, memory: NoiseMemory) -> Any:
     if (
         any(np.shape(ours[name]) != theirs[name].shape for name in theirs)
         or not np.array_equal(ours["before"], theirs["ticket"])
-        or not np.array_equal(ours["run"], theirs["run"])
+        or not np.array_equal(unnamed(ours["run"]), unnamed(theirs["run"]))
         or np.any(ours["step"])
         or np.any(ours["kept"])
     ):

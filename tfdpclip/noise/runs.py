@@ -144,9 +144,25 @@ class CorrelatedNoise:
     @functools.cached_property
     def digest(self) -> tuple[int, int]:
         """A public name of the settings, the same in every process."""
-        words = _sealed.digest(self.to_dict()).removeprefix("sha256:")
-        first, second = np.frombuffer(bytes.fromhex(words)[:16], "<i8").tolist()
-        return first, second
+        return _words_of(self.to_dict())
+
+    def name_with(self, noise_multiplier: float) -> tuple[int, int]:
+        """A public name of the noise with one noise multiplier, as `digest`.
+
+        Args:
+          noise_multiplier: z.
+
+        Returns:
+          The first word of `digest`, and a word that depends on z as well.
+
+        >>> from tfdpclip import correlated, sampling
+        >>> run = CorrelatedNoise(
+        ...     correlated.SquareRootToeplitz(4), 8, sampling.MinSeparation(64, 8))
+        >>> run.name_with(1.0) == run.name_with(2.0)
+        False
+        """
+        settings = {**self.to_dict(), "noise_multiplier": float(noise_multiplier)}
+        return self.digest[0], _words_of(settings)[1]
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON-ready values."""
@@ -177,6 +193,12 @@ class CorrelatedNoise:
             settings["steps"],
             schemes.from_dict(settings["sampling"]),
         )
+
+
+def _words_of(settings: Mapping[str, Any]) -> tuple[int, int]:
+    words = _sealed.digest(settings).removeprefix("sha256:")
+    first, second = np.frombuffer(bytes.fromhex(words)[:16], "<i8").tolist()
+    return first, second
 
 
 def _streamed(matrix: correlated.NoiseMatrix, steps: int) -> np.ndarray:

@@ -90,7 +90,8 @@ def test_compiled_executions_hold_no_comparison(twins, steps):
     assert "compiled" not in str(plan.ledger.statement())
 
 
-def test_a_wrong_rule_stops_fit_at_the_first_step(twins, monkeypatch):
+def halve_norms(monkeypatch):
+    """Has a rule return half of the norms."""
     from tfdpclip.gradients.forms import base_form
 
     measured = base_form.Explicit.measured
@@ -100,6 +101,10 @@ def test_a_wrong_rule_stops_fit_at_the_first_step(twins, monkeypatch):
         return dataclasses.replace(found, squared_norms=found.squared_norms / 4.0)
 
     monkeypatch.setattr(base_form.Explicit, "measured", halved)
+
+
+def test_a_wrong_rule_stops_fit_at_the_first_step(twins, monkeypatch):
+    halve_norms(monkeypatch)
     plan = plan_of()
     model = compiled_model(
         plan, L.Flatten(), Scale(name="scale"), L.Dense(1, use_bias=False)
@@ -109,6 +114,43 @@ def test_a_wrong_rule_stops_fit_at_the_first_step(twins, monkeypatch):
         fit(model, plan, plan.batches(arrays()), epochs=2)
     for weight, old in zip(model.trainable_variables, before, strict=True):
         np.testing.assert_array_equal(weight.numpy(), old)
+
+
+class SetsFrozen(tf.keras.callbacks.Callback):
+    """Writes to the first layer after the second batch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            frozen = self.model.layers[0]
+            frozen.set_weights([weight + 1 for weight in frozen.get_weights()])
+
+
+def test_fit_ends_at_the_compiled_step_that_finds_a_changed_weight():
+    plan = plan_of()
+    model = compiled_model(plan, L.Dense(2, trainable=False), L.Flatten(), L.Dense(1))
+    batches = plan.batches(arrays())
+    callbacks = [*plan.callbacks, SetsFrozen()]
+    with pytest.raises(dpc.ExampleIsolationError, match="changed between the steps"):
+        model.fit(batches, epochs=2, verbose=0, callbacks=callbacks)
+    # The third step took no example, and no later step spends the budget on noise.
+    assert plan.ledger.steps == int(model.optimizer.iterations) == 3
+
+
+class OwnFunction(tf.keras.Sequential):
+    """A model with a training function of its own, which compares compiled."""
+
+    def make_train_function(self, force=False):
+        return super().make_train_function(force)
+
+
+def test_fit_ends_at_the_compiled_step_whose_comparison_fails(monkeypatch):
+    halve_norms(monkeypatch)
+    plan = plan_of()
+    layers = L.Flatten(), Scale(name="scale"), L.Dense(1, use_bias=False)
+    model = compiled_model(plan, *layers, model=OwnFunction)
+    with pytest.raises(GradientMismatchError, match="compiled by XLA"):
+        fit(model, plan, plan.batches(arrays()), epochs=2)
+    assert plan.ledger.steps == int(model.optimizer.iterations) == 1
 
 
 def test_later_calls_of_fit_do_not_run_uncompiled_again(twins):
@@ -148,12 +190,8 @@ def test_other_comparisons_stay_as_they_are(twins, when):
 
 
 def test_an_own_training_function_compares_where_it_is_compiled(twins):
-    class Own(tf.keras.Sequential):
-        def make_train_function(self, force=False):
-            return super().make_train_function(force)
-
     plan = plan_of()
-    model = compiled_model(plan, model=Own)
+    model = compiled_model(plan, model=OwnFunction)
     batches = plan.batches(arrays())
     assert statuses_of(lambda: fit(model, plan, batches)) == {True}
     assert not twins

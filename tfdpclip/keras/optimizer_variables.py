@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip._docs import see
 from tfdpclip._outside import outside_of_functions
 from tfdpclip._schedules import traced_of_step, value_at
 from tfdpclip._variables import all_unwrapped, path_of, unwrapped
@@ -192,6 +193,31 @@ class OptimizerVariables(OptimizerSettings):
         for part in self._unsaved.all:
             if part.sums is not None:
                 part.sums.clear()
+
+    @property
+    def may_have_failed(self) -> bool:
+        """Whether steps were compiled by XLA that could not raise an error."""
+        return any(
+            local.statuses or local.constant.compiled for local in self._unsaved.all
+        )
+
+    def raise_failures(self) -> None:
+        """Raises the error that a step found in code compiled by XLA.
+
+        Such code cannot raise: from that step on, no example contributes to a step.
+        """
+        for local in self._unsaved.all:
+            local.constant.raise_if_changed()
+        statuses = (one for local in self._unsaved.all for one in local.statuses)
+        failed = next((status for status in statuses if status.failed), None)
+        if failed is not None:
+            raise type(failed.error)(
+                f"{failed.error} The first step found this inside code compiled by "
+                "XLA, which cannot raise; no example contributed to the steps since, "
+                "which hold noise only. Run once without jit_compile and with "
+                "check_gradients='always' to see the variable and the op."
+                + see("a-wrong-gradient")
+            )
 
     def carried_between_steps(self) -> list[tf.Variable]:
         """Variables that steps keep for later steps, and that callbacks must not set.

@@ -381,6 +381,10 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._ledger.assume(f"something ran that is not counted: {problem}")
             self._ledger.save()
             raise PrivacyMismatchError(problem)
+        optimizer = self._optimizer
+        if isinstance(optimizer, OptimizerVariables) and optimizer.may_have_failed:
+            # Later steps would spend the budget on noise alone.
+            optimizer.raise_failures()
         if not self._run.kept:
             self._run.keep()
         if self._planned is not None and self._done >= self._planned:

@@ -148,7 +148,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             records.checks_passed, here.constant.check(records.state_reads)
         )
         if in_xla():
-            # Under XLA the step cannot raise; `finalize_variable_values` does.
+            # Under XLA the step cannot raise; `raise_failures` does.
             here.statuses.append(records.status)
         private_state.restore_public_statistics(loss)
         return records
@@ -273,27 +273,16 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             yield
 
     def finalize_variable_values(self, var_list):
-        """Ends `fit`; raises if a compiled step found a batch that breaks the proof."""
+        """Ends `fit`; raises if a compiled step found an error."""
         self._refuse_unapplied()
         if not tf.executing_eagerly():
             return super().finalize_variable_values(var_list)
         if replicas.gathers_ahead(self._scope.strategy):
             # The next fit begins a new draw: see `Batches.distribute`.
             self.drop_pending_batches()
-        statuses = []
+        self.raise_failures()
         for local in self._unsaved.all:
-            local.constant.raise_if_changed()
             local.constant.reset()
-            statuses += local.statuses
-        failed = next((status for status in statuses if status.failed), None)
-        if failed is not None:
-            raise type(failed.error)(
-                f"{failed.error} The first step found this inside code compiled by "
-                "XLA, which cannot raise; no example contributed to the steps since, "
-                "which hold noise only. Run once without jit_compile and with "
-                "check_gradients='always' to see the variable and the op."
-                + see("a-wrong-gradient")
-            )
         return super().finalize_variable_values(var_list)
 
 

@@ -88,6 +88,8 @@ class ConstantState:
         self._releases: dict[int, tf.Variable] = {}
         self._steps: tf.Variable | None = None
         self._changed: tf.Variable | None = None
+        #: Whether a comparison is in code compiled by XLA.
+        self.compiled = False
         _ALL.add(self)
 
     def _exempt(self, variable, value=_EXEMPT):
@@ -133,6 +135,7 @@ class ConstantState:
         reads = [r for r in reads if not r.written or r.before is not None]
         if not reads:
             return tf.constant(True)
+        self.compiled |= in_xla()
         slots = self._allocate(reads)
         values = [_value(read) for read in reads]
         sizes = [_size(value) for value in values]

@@ -274,6 +274,48 @@ def test_however_the_step_is_called(how):
     assert step.moved == 0
 
 
+PICKED = {
+    "in_another_order": lambda x, y, w: (x[::-1], y[::-1], w[::-1]),
+    "with_other_weights": lambda x, y, w: (x, y, tf.ones_like(w)),
+    "in_part": lambda x, y, w: (x[:2], y[:2], w[:2]),
+}
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("pick", PICKED.values(), ids=PICKED)
+def test_a_counted_loop_ends_at_a_step_of_unknown_rows(pick, jit):
+    step, drawn_batches = Counting(), batches()
+    made = tf.function(lambda x, y, w: step.take_step(x), jit_compile=jit)
+    ledger = accounting.Ledger(delta=1e-5)
+    ledger.begin(noise_multiplier=0.0, sampling=drawn_batches)
+    held = list(drawn_batches)  # Several elements: the weights tell them apart.
+    with pytest.raises(REFUSED, match="rows"), ledger.step():
+        made(*pick(*held[0]))
+    assert step.moved == 0
+    if jit:  # The compiled step has run, and is counted; a sound step runs after it.
+        assert ledger.steps == int(step.optimizer.iterations) == 1
+        with ledger.step():
+            made(*held[1])
+        assert step.moved == pytest.approx(np.sum(held[1][2]), abs=1e-3)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_counted_loop_ends_at_a_step_with_a_changed_weight(jit):
+    step, drawn_batches = Counting(), batches()
+    step.dense.kernel.assign(np.ones([3, 1]))
+    frozen = tf.Variable([1.0, 1.0, 1.0], trainable=False)
+    made = tf.function(lambda x, y, w: step.take_step(x * frozen), jit_compile=jit)
+    ledger = accounting.Ledger(delta=1e-5)
+    ledger.begin(noise_multiplier=0.0, sampling=drawn_batches)
+    elements = iter(drawn_batches)
+    with ledger.step():
+        made(*next(elements))
+    frozen.assign([2.0, 2.0, 2.0])
+    errors = tf.errors.InvalidArgumentError, dpc.ExampleIsolationError
+    with pytest.raises(errors, match="changed"), ledger.step():
+        made(*next(elements))
+
+
 def test_compiled_code_takes_no_part():
     step = Counting()
     with pytest.raises(REFUSED, match="differ in their number of rows"):

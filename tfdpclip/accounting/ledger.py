@@ -24,6 +24,7 @@ from tfdpclip.accounting.releases import (
     ReleaseSettings,
     note_counted,
     note_recorded,
+    raise_failures,
     recorded_by_number,
     releases_since,
     releases_so_far,
@@ -349,7 +350,8 @@ class Ledger(Spending):
           PrivacyMismatchError: If optimizers made more or fewer steps than declared
             since `begin`, or more steps than were drawn, or steps of less noise, or of
             another unit, or steps outside of the blocks. Additional steps are counted,
-            at their worst, and so are steps of less noise.
+            at their worst, and so are steps of less noise. Errors that a step found in
+            code compiled by XLA, which cannot raise, are raised here as well.
         """
         self.reserve(steps)
         before, uncounted = releases_so_far(), uncounted_releases()
@@ -375,6 +377,7 @@ class Ledger(Spending):
         self._compare_number(made)
         for holder, _, settings in found:
             self._compare_outside(holder, settings, uncounted)
+        raise_failures([holder for holder, _, _ in found])
 
     def _compare_draws(self, schemes: list[Any]) -> None:
         """Raises if a step used an element that another scheme drew more often."""

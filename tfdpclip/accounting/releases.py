@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import collections
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-#: Objects that count their releases, with `identity` (a text), `releases`, and
-#: `take_settings()`, which returns `ReleaseSettings`.
+#: Objects that count their releases, with `identity` (a text), `releases`,
+#: `take_settings()`, which returns `ReleaseSettings`, and `raise_failures()`.
 COUNTERS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -63,6 +63,17 @@ def settings_since(before: Mapping[str, int]) -> list[tuple[str, int, ReleaseSet
         if settings is not None:
             found.append((counter.identity, made, settings))
     return found
+
+
+def raise_failures(identities: Collection[str]) -> None:
+    """Raises the errors of releases that code compiled by XLA could not raise.
+
+    Args:
+      identities: the counters of the releases.
+    """
+    for counter in list(COUNTERS):
+        if counter.identity in identities:
+            counter.raise_failures()
 
 
 def note_counted(identity: str, releases: int) -> None:

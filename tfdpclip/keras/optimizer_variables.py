@@ -17,6 +17,7 @@ from tfdpclip._docs import see
 from tfdpclip._outside import outside_of_functions
 from tfdpclip._schedules import traced_of_step, value_at
 from tfdpclip._variables import all_unwrapped, path_of, unwrapped
+from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.clipping import ClipRule, Groups, bound_rule
 from tfdpclip.clipping.groups import by_group
 from tfdpclip.gradients.checks.status import CheckStatus
@@ -41,7 +42,25 @@ class _ReplicaState:
         self.sums: StepSums | None = None
         # Results of the comparisons in compiled code, which cannot raise errors.
         self.statuses: list[CheckStatus] = []
+        # For each compiled step: whether its records were unknown, and the error.
+        self.unknown_rows: list[tuple[tf.Variable, str]] = []
         self.constant = ConstantState()
+
+    def note_rows(self, known: tf.Tensor, error: str) -> None:
+        """Notes, in a step that XLA compiles, whether its records are known.
+
+        Args:
+          known: a boolean scalar.
+          error: the error message if they are not.
+        """
+        made: list[tf.Variable] = []
+        outside_of_functions(
+            lambda: made.append(tf.Variable(False, trainable=False)),
+            [],
+            in_strategy=False,
+        )
+        made[0].assign(tf.logical_or(made[0], tf.logical_not(known)))
+        self.unknown_rows.append((made[0], error))
 
 
 class _UnsavedState:
@@ -208,6 +227,13 @@ class OptimizerVariables(OptimizerSettings):
         """
         for local in self._unsaved.all:
             local.constant.raise_if_changed()
+            for unknown, error in local.unknown_rows:
+                if bool(unknown):
+                    unknown.assign(False)
+                    raise PrivacyMismatchError(
+                        f"{error} A step compiled by XLA, which cannot raise, found "
+                        "this; no example contributed to it."
+                    )
         statuses = (one for local in self._unsaved.all for one in local.statuses)
         failed = next((status for status in statuses if status.failed), None)
         if failed is not None:

@@ -150,6 +150,8 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
         if in_xla():
             # Under XLA the step cannot raise; `raise_failures` does.
             here.statuses.append(records.status)
+            for known, error in drawn_rows.known_in_compiled_code(loss.graph):
+                here.note_rows(known, error)
         private_state.restore_public_statistics(loss)
         return records
 

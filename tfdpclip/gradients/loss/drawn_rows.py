@@ -41,6 +41,8 @@ _LINES = (
     "    def step(x, y, w): ...\n"
     "    for x, y, w in batches: step(x, y, w)\n"
 )
+# The name of a collection of a graph.
+_KNOWN_ROWS = "tfdpclip_known_rows"
 _OTHER_ROWS = (
     "The loss and the weights of the drawn batch differ in their number of rows, so "
     "the rows that are records are not known. Compute one loss for each row of the "
@@ -447,6 +449,8 @@ def _fitted(masks, own, graph, expected, adds_up) -> tf.Tensor:
         wrong = tf.debugging.Assert(told, [_UNTOLD])
         with tf.control_dependencies([] if wrong is None else [wrong]):
             told = tf.identity(told)
+    if in_xla():
+        graph.add_to_collection(_KNOWN_ROWS, (told, _UNTOLD))
     if not adds_up:
         return rows & told
     drawn = _count(masks, axis=1)
@@ -455,7 +459,25 @@ def _fitted(masks, own, graph, expected, adds_up) -> tf.Tensor:
         wrong = tf.debugging.Assert(complete, [_PARTS])
         with tf.control_dependencies([] if wrong is None else [wrong]):
             complete = tf.identity(complete)
+    else:
+        graph.add_to_collection(_KNOWN_ROWS, (complete, _PARTS))
     return rows & told & complete
+
+
+def known_in_compiled_code(graph: tf.Graph) -> list[tuple[tf.Tensor, str]]:
+    """Whether the rows of a step are known, where XLA compiles it; taken once.
+
+    Args:
+      graph: the graph of the loss.
+
+    Returns:
+      Boolean scalars, each with the error that False means. Compiled code cannot raise,
+      and takes no row for a record then.
+    """
+    kept = graph.get_collection_ref(_KNOWN_ROWS)
+    found = list(kept)
+    kept.clear()
+    return found
 
 
 def _count(mask: tf.Tensor, axis: int | None = None) -> tf.Tensor:

@@ -193,6 +193,12 @@ class StepHistory(tf.train.experimental.PythonState):
             getattr(optimizer, "seed", None) is not None,
         )
 
+    def raise_failures(self) -> None:
+        """Raises an error that a compiled step found and could not raise."""
+        optimizer = self._optimizer()
+        if optimizer is not None and optimizer.may_have_failed:
+            optimizer.raise_failures()
+
     def known_steps(self) -> dict[str, OptimizerSteps]:
         """All steps behind the current weights, and further steps, by identity.
 

@@ -26,7 +26,8 @@ class Rows:
     Attributes:
       shape: of one example.
       kind: of numbers: real, positive, unit, integers (below 3), bool, complex,
-        strings of digits, or matrices that are symmetric and positive.
+        strings of digits, matrices that are symmetric and positive, or places
+        (integers below 3, after the number of the row).
       axis: the axis of the examples.
     """
 
@@ -70,6 +71,15 @@ class Case:
         keys = [n if n in named else next(others) for n in listed]
         found = function(**dict(zip(keys, given, strict=True)), **self.attributes)
         return tf.nest.flatten(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed(Case):
+    """A case whose first input `[B, T, ...]` is listed in `[B T, ...]`."""
+
+    def call(self, given: list) -> list[tf.Tensor]:
+        first, *rest = given
+        return super().call([tf.reshape(first, [-1, *first.shape[2:]]), *rest])
 
 
 def _case(op, *inputs, outputs=(0,), rounding=0.0, dtypes=None, **attributes) -> Case:
@@ -180,15 +190,24 @@ def _scattered() -> list[Case]:
     found = [
         _case("ScatterNd", places, behind, np.int32([3, B]), outputs=(1,)),
         _case("ScatterNd", own, Rows(()), np.int32([B, 3])),
+        _case("ScatterNd", Rows((2, 2), "places"), Rows((2,)), np.int32([B, 3])),
+        _case("ScatterNd", np.int32([[i] for i in range(B)]), Rows(), np.int32([B, 3])),
+        _case("GatherNd", Rows(), Rows((2, 2), "places")),
     ]
+    listed = np.repeat(np.int32(range(B)), 2)
+    for name in sorted(ops.SEGMENT_SUMS):
+        found.append(Listed(name, (Rows((2, 3)), listed)))
     for way in "Add Max Min Sub Update".split():
         name = f"TensorScatter{way}"
         found.append(_case(name, Rows((3,), axis=1), places, behind, outputs=(1,)))
         found.append(_case(name, Rows(), own, Rows(())))
+        found.append(_case(name, Rows(), Rows((2, 2), "places"), Rows((2,))))
     ids = np.int32([0, 0, 1])
     for way in "Max Min Prod Sum".split():
         name = f"UnsortedSegment{way}"
         found.append(_case(name, Rows((3,), axis=1), ids, np.int32(2), outputs=(1,)))
+        found.append(Listed(name, (Rows((2, 3)), listed, np.int32(B))))
+        found.append(_case(name, Rows((2, 3)), listed.reshape([B, 2]), np.int32(B)))
     return found
 
 

@@ -50,7 +50,6 @@ ELSEWHERE = {
     "CTCLossV2": "CTCLoss, for GPUs alone",
     "Fill": "one value for all",
     "ResourceGather": "GatherV2 of a variable",
-    "GatherNd": "row by row with the numbers of the rows, below",
 }
 
 
@@ -78,6 +77,10 @@ def _numbers(rng, rows: Rows, dtype) -> np.ndarray:
         real = real @ np.swapaxes(real, -1, -2) + 2 * np.eye(shape[-1])
     elif kind == "integers":
         return rng.integers(0, 3, shape).astype("int32")
+    elif kind == "places":
+        places = rng.integers(0, 3, shape).astype("int32")
+        places[..., 0] = np.arange(B).reshape([B] + [1] * (places.ndim - 2))
+        return places
     elif kind == "bool":
         return real > 0
     elif kind == "strings":  # Of four digits.
@@ -282,6 +285,9 @@ def hold_in_any_order(case: Case, dtype) -> None:
         np.roll(a, 1, axis=0) if isinstance(s, Rows) else a
         for a, s in zip(given, specs, strict=True)
     ]
+    for places, spec in zip(given, specs, strict=True):
+        if isinstance(spec, Rows) and spec.kind == "places":
+            places[..., 0] = _numbers(rng, spec, dtype)[..., 0]
     after = _run(case, given, later, backward)
     # A kernel may round the rows of a block together.
     case = dataclasses.replace(case, rounding=max(case.rounding, 1e-4))

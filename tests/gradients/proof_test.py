@@ -382,6 +382,162 @@ BY_ROWS_OF_CONSTANTS = {
         )
     ),
 }
+
+
+def rows_of(x):
+    return tf.range(count(x))
+
+
+def largest(h):
+    return tf.argmax(h, 1, output_type=tf.int32)
+
+
+def scattered(rows, h, columns=None, like=None):
+    """Each example's first entry at `[rows[i], columns[i]]`, the rest zero."""
+    columns = largest(h) if columns is None else columns
+    shape = tf.shape(h) if like is None else like
+    return tf.scatter_nd(tf.stack([rows, columns], 1), h[:, 0], shape)
+
+
+def pairs_of(rows, columns):
+    """`[B, T, 2]`, of rows `[B]` and columns `[B, T]`."""
+    times = [1, columns.shape[1]]
+    return tf.stack([tf.tile(rows[:, tf.newaxis], times), columns], -1)
+
+
+def by_segment(h, ids, number=None, sums=tf.math.unsorted_segment_sum):
+    """`[B, 1]`: the sums of the entries of all examples by segment numbers `[4 B]`."""
+    number = count(h) if number is None else number
+    listed = tf.reshape(h, [-1])
+    found = sums(listed, ids, number) if "uns" in sums.__name__ else sums(listed, ids)
+    return found[:, tf.newaxis]
+
+
+#: Writes and sums by row numbers that are not the rows' own.
+BY_ROWS_OF_OTHERS = {
+    "shuffled": lambda x, h: ends(scattered(tf.random.shuffle(rows_of(x)), h)),
+    "reversed": lambda x, h: ends(scattered(count(x) - 1 - rows_of(x), h)),
+    "reversed by an op": lambda x, h: ends(scattered(tf.reverse(rows_of(x), [0]), h)),
+    "the next": lambda x, h: ends(scattered((rows_of(x) + 1) % count(x), h)),
+    "the one before": lambda x, h: ends(scattered(tf.maximum(rows_of(x) - 1, 0), h)),
+    "the first": lambda x, h: ends(scattered(rows_of(x) * 0, h)),
+    "the first, filled": lambda x, h: ends(scattered(tf.fill([count(x)], 0), h)),
+    "the first, broadcast": lambda x, h: ends(
+        scattered(tf.broadcast_to(tf.range(1), [count(x)]), h)
+    ),
+    "the first, added": lambda x, h: ends(
+        scattered(tf.range(1) + tf.zeros([count(x)], tf.int32), h)
+    ),
+    "of two": lambda x, h: ends(scattered(rows_of(x) % 2, h)),
+    "by the data": lambda x, h: ends(scattered(largest(x) % count(x), h)),
+    "from 1": lambda x, h: ends(
+        scattered(tf.range(1, count(x) + 1), h, like=[count(x) + 1, 4])[1:]
+    ),
+    "every other": lambda x, h: ends(
+        tf.reshape(
+            scattered(tf.range(0, 2 * count(x), 2), h, like=[2 * count(x), 4]), [-1, 8]
+        )
+    ),
+    "rounded": lambda x, h: ends(
+        scattered(tf.cast(tf.cast(rows_of(x), tf.bfloat16), tf.int32), h)
+    ),
+    "half of the batch": lambda x, h: ends(
+        scattered(tf.range(count(x) // 2), h[: count(x) // 2], like=tf.shape(h)) + h
+    ),
+    "more rows than examples": lambda x, h: ends(
+        scattered(rows_of(x), h, like=[count(x) + 1, 4])[1:]
+    ),
+    "twice as many rows": lambda x, h: ends(
+        tf.reshape(scattered(rows_of(x), h, like=[2 * count(x), 4]), [-1, 8])
+    ),
+    "a known number of rows": lambda x, h: ends(
+        scattered(rows_of(x), h, like=[8, 4])[4:]
+    ),
+    "rows of columns": lambda x, h: tf.reduce_sum(
+        tf.scatter_nd(tf.stack([largest(h), rows_of(x)], 1), h[:, 0], [4, count(x)])
+        * tf.transpose(h),
+        0,
+    ),
+    "columns by number": lambda x, h: ends(
+        h * scattered(rows_of(x), h, rows_of(x) % 4)
+    ),
+    "columns by a constant": lambda x, h: ends(
+        h * scattered(rows_of(x), h, FOURTH[:, 0])
+    ),
+    "updates by number": lambda x, h: ends(
+        tf.tensor_scatter_nd_update(
+            h, tf.stack([rows_of(x), largest(h)], 1), floating(numbers(x))
+        )
+    ),
+    "updates by a constant": lambda x, h: ends(
+        tf.tensor_scatter_nd_add(h, tf.stack([rows_of(x), largest(h)], 1), TABLE[:, 0])
+    ),
+    "a constant that is changed": lambda x, h: ends(
+        h
+        * tf.tensor_scatter_nd_add(
+            TABLE, tf.stack([rows_of(x), largest(h)], 1), h[:, 0]
+        )
+    ),
+    "numbers that are changed": lambda x, h: ends(
+        h
+        * tf.tensor_scatter_nd_add(
+            tf.tile(floating(rows_of(x))[:, tf.newaxis], [1, 4]),
+            tf.stack([rows_of(x), largest(h)], 1),
+            h[:, 0],
+        )
+    ),
+    "indices that are read": lambda x, h: ends(
+        h
+        * tf.reduce_sum(
+            floating(tf.stack([rows_of(x), largest(h)], 1)), 1, keepdims=True
+        )
+    ),
+    "updates of others": lambda x, h: ends(
+        tf.scatter_nd(
+            tf.stack([rows_of(x), largest(h)], 1),
+            tf.reverse(h[:, 0], [0]),
+            tf.shape(h),
+        )
+    ),
+    "columns of others": lambda x, h: ends(
+        h * scattered(rows_of(x), h, tf.reverse(largest(h), [0]))
+    ),
+    "entries of the next": lambda x, h: ends(
+        tf.gather_nd(h, pairs_of((rows_of(x) + 1) % count(x), tf.argsort(h)))
+    ),
+    "entries by number": lambda x, h: ends(
+        tf.gather_nd(h, pairs_of(rows_of(x), tf.tile(numbers(x)[:, None], [1, 2])))
+    ),
+    "segments of two": lambda x, h: ends(by_segment(h, tf.repeat(rows_of(x) // 2, 4))),
+    "segments of the data": lambda x, h: ends(by_segment(h, tf.repeat(largest(h), 4))),
+    "segments in turn": lambda x, h: ends(by_segment(h, tf.tile(rows_of(x), [4]))),
+    "segments from the end": lambda x, h: ends(
+        by_segment(h, tf.repeat(count(x) - 1 - rows_of(x), 4))
+    ),
+    "segments of other lists": lambda x, h: ends(
+        by_segment(tf.transpose(h), tf.repeat(rows_of(x), 4), count(x))
+    ),
+    "segments of halves of a list": lambda x, h: ends(
+        by_segment(h, tf.repeat(tf.range(2 * count(x)), 2), 2 * count(x))[: count(x)]
+    ),
+    "more segments than examples": lambda x, h: ends(
+        by_segment(h, tf.repeat(rows_of(x), 4), count(x) + 1)[1:]
+    ),
+    "fewer segments than examples": lambda x, h: ends(
+        tf.repeat(by_segment(h, tf.repeat(rows_of(x), 4), count(x) // 2), 2, axis=0)
+    ),
+    "one segment": lambda x, h: ends(h * by_segment(h, tf.repeat(rows_of(x) * 0, 4))),
+    "segments of unequal lengths": lambda x, h: ends(
+        by_segment(
+            h,
+            tf.repeat(
+                rows_of(x),
+                tf.concat([4 + 0 * rows_of(x)[1:] + 1, [5 - count(x)]], 0),
+            ),
+        )
+    ),
+}
+
 #: For a batch of four.
 BY_DIAGONALS = {
     "a diagonal by letters": lambda x, h: tf.square(tf.einsum("bb->b", h)),
@@ -389,6 +545,24 @@ BY_DIAGONALS = {
         tf.einsum("bbk->bk", h[:, :, None] * P[:2])
     ),
 }
+
+BY_SIZE.update(
+    {
+        "columns of a scatter": lambda x, h: ends(
+            h * scattered(rows_of(x), h, tf.fill([count(x)], count(x) % 4))
+        ),
+        "updates of a scatter": lambda x, h: ends(
+            tf.tensor_scatter_nd_add(
+                h,
+                tf.stack([rows_of(x), largest(h)], 1),
+                tf.fill([count(x)], floating(count(x))),
+            )
+        ),
+        "a width of a scatter": lambda x, h: tf.reduce_mean(
+            scattered(rows_of(x), h, like=[count(x), count(x) + 4]), 1
+        ),
+    }
+)
 
 #: Losses that depend on other examples of the batch.
 BY_OTHERS = {
@@ -466,6 +640,83 @@ BY_OTHERS = {
 }
 
 SOUND = {
+    "entries at an own place": lambda x, h: ends(h + scattered(rows_of(x), h)),
+    "rows at their own places": lambda x, h: ends(
+        tf.scatter_nd(rows_of(x)[:, tf.newaxis], h, tf.shape(h))
+    ),
+    "rows at their own places, in other words": lambda x, h: ends(
+        tf.scatter_nd(
+            tf.reshape(tf.cast(rows_of(x), tf.int64), [-1, 1]),
+            h,
+            tf.stack([tf.cast(count(x), tf.int64), 4]),
+        )
+    ),
+    "an own entry is replaced": lambda x, h: ends(
+        tf.tensor_scatter_nd_update(
+            h, tf.stack([rows_of(x), largest(h)], 1), h[:, 1] * P[0]
+        )
+    ),
+    "an own entry is added to": lambda x, h: ends(
+        tf.tensor_scatter_nd_add(
+            tf.zeros_like(h), tf.stack([rows_of(x), largest(h)], 1), h[:, 0]
+        )
+    ),
+    "an own entry is bounded": lambda x, h: ends(
+        tf.tensor_scatter_nd_max(
+            h, tf.stack([rows_of(x), largest(x)], 1), tf.fill([count(x)], P[0])
+        )
+    ),
+    "two own entries are lessened": lambda x, h: ends(
+        tf.tensor_scatter_nd_sub(
+            h,
+            pairs_of(rows_of(x), tf.math.top_k(h, 2).indices),
+            tf.math.top_k(x, 2).values,
+        )
+    ),
+    "joined columns": lambda x, h: ends(
+        tf.scatter_nd(
+            tf.concat([rows_of(x)[:, None], largest(h)[:, None]], 1),
+            h[:, :1][:, 0],
+            tf.shape(h),
+        )
+    ),
+    "a mesh of places": lambda x, h: ends(
+        tf.scatter_nd(
+            tf.stack(tf.meshgrid(rows_of(x), tf.range(4), indexing="ij"), -1),
+            h,
+            tf.shape(h),
+        )
+    ),
+    "numbers that are broadcast": lambda x, h: ends(
+        tf.gather_nd(
+            h,
+            tf.stack(
+                [
+                    tf.broadcast_to(rows_of(x)[:, tf.newaxis], tf.shape(h)),
+                    tf.argsort(x),
+                ],
+                -1,
+            ),
+        )
+    ),
+    "several entries by number": lambda x, h: ends(
+        tf.gather_nd(h, pairs_of(rows_of(x), tf.argsort(h)))
+    ),
+    "a hot entry": lambda x, h: ends(
+        h
+        * tf.scatter_nd(
+            tf.stack([rows_of(x), largest(h)], 1), tf.ones([count(x)]), tf.shape(h)
+        )
+    ),
+    "own sums of a list": lambda x, h: ends(by_segment(h, tf.repeat(rows_of(x), 4))),
+    "own sorted sums of a list": lambda x, h: ends(
+        by_segment(h, tf.repeat(rows_of(x), 4), sums=tf.math.segment_mean)
+    ),
+    "own sums of each row": lambda x, h: ends(
+        tf.math.unsorted_segment_sum(h, tf.tile(rows_of(x)[:, None], [1, 4]), count(x))[
+            :, None
+        ]
+    ),
     "rows by a list of numbers": lambda x, h: ends(
         by_number(h, lambda i: tf.tanh(h[i] * P[:4]))
     ),
@@ -668,6 +919,33 @@ def test_nor_are_diagonals_over_the_examples(name):
 @pytest.mark.parametrize("name", BY_OTHERS)
 def test_nor_are_other_examples(name, rows):
     assert judged(BY_OTHERS[name], rows) != "proven"
+
+
+@pytest.mark.parametrize("rows", [NONE, FOUR])
+@pytest.mark.parametrize("name", BY_ROWS_OF_OTHERS)
+def test_nor_are_rows_by_numbers_that_are_not_their_own(name, rows):
+    assert judged(BY_ROWS_OF_OTHERS[name], rows) != "proven"
+
+
+def test_row_numbers_may_be_added_to_zeros():
+    def chosen(x, h):
+        order = tf.argsort(h)
+        rows = tf.zeros_like(order) + rows_of(x)[:, tf.newaxis]
+        return ends(tf.gather_nd(h, tf.stack([rows, order], -1)))
+
+    assert judged(chosen, NONE) == "proven"
+
+
+@pytest.mark.parametrize("rows", [NONE, 8])
+def test_each_row_of_a_record_has_its_own_number(rows):
+    def of_rows(x, h):
+        return ends(h + scattered(rows_of(x), h))
+
+    def of_records(x, h):
+        return ends(h + scattered(rows_of(x) // 2 * 2, h))
+
+    assert judged(of_rows, rows, each=2) == "proven"
+    assert judged(of_records, rows, each=2) != "proven"
 
 
 @pytest.mark.parametrize("rows", [NONE, FOUR])

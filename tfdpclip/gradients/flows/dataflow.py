@@ -25,11 +25,11 @@ from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.flows import layouts, lists, places, repeats, sparse
 from tfdpclip.gradients.flows.flow import DATA, PUBLIC, SIZE, Flow
 from tfdpclip.gradients.flows.op_flows import transfer
+from tfdpclip.gradients.flows.own_rows import row_choice
 from tfdpclip.gradients.flows.sizes import counted_rows, rows_of_length, size_flow
 from tfdpclip.gradients.graph import ops, origins
 from tfdpclip.gradients.graph.known import (
     EXACT,
-    chooses_rows,
     draws_the_same,
     is_pinned,
     pinned_to,
@@ -250,7 +250,7 @@ class Dataflow:
                     op, output, inputs[0], self.batch_size, self._rows_on(op)
                 )
         if flow is None:
-            flow = transfer(op, output, inputs, self.batch_size)
+            flow = transfer(op, output, inputs, self.batch_size, self.__getitem__)
         if flow.axes and any(f.example is not None and not f.made for f in inputs):
             # An input belongs to the example of a loop's step; a mask may restrict the
             # input to its own row.
@@ -274,9 +274,9 @@ class Dataflow:
         placed = flow.placed or (known is None and any(f.placed for f in inputs))
         if op.type in ops.VALUELESS:
             placed = False
-        elif chooses_rows(op):
-            columns = op.inputs[1].op.inputs[1:] if op.type == "GatherNd" else ()
-            placed = inputs[0].placed or any(self[t].placed for t in columns)
+        elif placed and (choice := row_choice(op, self.__getitem__)) is not None:
+            beside = [f for i, f in enumerate(inputs) if i != choice[0]]
+            placed = any(f.placed for f in (*beside, *map(self.__getitem__, choice[1])))
         coupled = next((f.coupled for f in inputs if f.coupled is not None), None)
         constant = op.type in ops.VALUELESS and not any(f.varying for f in inputs)
         if known is _public or isinstance(known, list) or constant:

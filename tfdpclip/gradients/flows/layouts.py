@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 import tensorflow as tf
 
 from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, common_layout
+from tfdpclip.gradients.flows.own_rows import further_columns
 from tfdpclip.gradients.flows.sizes import length_of
 from tfdpclip.gradients.flows.slices import REVERSED, WHOLE, read_slice
 from tfdpclip.gradients.graph.known import (
@@ -18,7 +19,6 @@ from tfdpclip.gradients.graph.known import (
     known_shape,
     known_value,
     rows_alike,
-    starts_with_rows,
     static_number,
 )
 
@@ -198,23 +198,29 @@ def _pack(op, output, inputs, batch_size) -> Flow:
     axes = tuple(a + 1 if a >= axis else a for a in flows[0].axes)
     result = flows[0].laid_out(layout).on(axes)
     parts = list(zip(op.inputs, inputs, strict=True))
-    if inputs[0].kind == PUBLIC and starts_with_rows(output):
-        # Row numbers, which only ops that choose rows may read.
-        result, parts = dataclasses.replace(result, placed=True), parts[1:]
-    return _with_public_parts(result, flows[0].axes, parts)
+    return _with_public_parts(result, flows[0].axes, parts, output)
 
 
-def _with_public_parts(result: Flow, axes: tuple[int, ...], parts: Iterable) -> Flow:
+def _with_public_parts(
+    result: Flow, axes: tuple[int, ...], parts: Iterable, output: tf.Tensor
+) -> Flow:
     """The flow of joined parts: public parts must be the same for all examples.
 
     Args:
       result: the flow of the joined tensor.
       axes: the axes of a part that count examples.
       parts: the parts, with their flows.
+      output: the joined tensor.
     """
+    first, *rest = parts
+    if first[1].kind == PUBLIC and further_columns(output) is not None:
+        # Row numbers, which only ops that choose rows may read.
+        result = dataclasses.replace(result, placed=True)
+    else:
+        rest = [first, *rest]
     alike = all(
         rows_alike(part, axis - part.shape.rank)
-        for part, flow in parts
+        for part, flow in rest
         for axis in axes
         if flow.kind != DATA
     )
@@ -254,7 +260,7 @@ def _along(axis_input: int, data_inputs: Callable) -> Callable:
         if op.type != "ConcatV2":
             return result
         parts = zip(op.inputs, inputs[:-1], strict=False)
-        return _with_public_parts(result, result.axes, parts)
+        return _with_public_parts(result, result.axes, parts, output)
 
     return transfer
 

@@ -11,8 +11,15 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._arguments import choice, shown
 from tfdpclip._keras_marks import FUSED_WEIGHTS
-from tfdpclip.gradients.flows import contractions, layouts, mixing, sparse
-from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, common_layout
+from tfdpclip.gradients.flows import (
+    contractions,
+    layouts,
+    mixing,
+    own_rows,
+    sizes,
+    sparse,
+)
+from tfdpclip.gradients.flows.flow import DATA, PUBLIC, SIZE, Flow, common_layout
 from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.fused import read_call
 from tfdpclip.gradients.graph.known import (
@@ -20,18 +27,20 @@ from tfdpclip.gradients.graph.known import (
     draws_the_same,
     known_value,
     rows_alike,
-    starts_with_rows,
     takes_every_row,
 )
 
 
-def transfer(op, output, inputs, batch_size) -> Flow:
+def transfer(op, output, inputs, batch_size, flow_of) -> Flow:
     """The flow of an output of an op with at least one DATA input."""
     stated = _STATED.get(op.type)
     elementwise = op.type in ops.ELEMENTWISE or stated == "elements"
     by_entry = sparse.transfer(op, output, inputs, elementwise)
     if by_entry is not None:
         return by_entry
+    in_rows = _in_rows(op, output, inputs, flow_of)
+    if in_rows is not None:
+        return in_rows
     rule = _BY_VALUES.get(op.type)
     if rule is not None:
         return rule(op, output, inputs)
@@ -141,6 +150,77 @@ def _by_place(op, output, inputs) -> Flow:
     return Flow(DATA, None, coupled=op)
 
 
+def _in_rows(op, output, inputs, flow_of) -> Flow | None:
+    """The flow of an op by places that begin with the row's own number.
+
+    Returns:
+      None if the rule of the op's type decides.
+    """
+    if op.type not in ops.BY_PLACE and op.type != "GatherNd":
+        return None
+    choice = own_rows.row_choice(op, flow_of)
+    if choice is None or output.shape.rank is None:
+        return None
+    if "Segment" in op.type:
+        return _summed_in_rows(op, output, inputs, flow_of)
+    return _moved_in_rows(op, output, inputs, choice, flow_of)
+
+
+def _moved_in_rows(op, output, inputs, choice, flow_of) -> Flow | None:
+    """The flow of an op that moves entries between places in row i, for every row i.
+
+    That is `tf.gather_nd(x, tf.stack([tf.range(batch), columns], 1))`, or a scatter.
+    The inputs and the output must have equally many rows: the rows of a batch of any
+    size, or a static number.
+    """
+    shape = 2 if op.type == "ScatterNd" else None
+    if shape is not None and inputs[shape].kind == DATA:
+        return None
+    moved = list(zip(op.inputs, inputs, strict=True))[:shape]
+    data = [f for _, f in moved if f.kind == DATA]
+    layout = common_layout(data) if all(f.leads and f.rows for f in data) else None
+    if layout is None or any(f.kind == SIZE for _, f in moved):
+        return None
+    rows = output.shape[0]
+    if shape is not None and rows is None:
+        like = sizes.rows_of_length(op.inputs[shape], flow_of)
+        if like is None or like.layout[:2] != layout[:2]:
+            return None
+    for tensor, flow in moved:
+        static = rows is not None and tensor.shape.rank and tensor.shape[0] == rows
+        if not static and (flow.kind != DATA or rows is not None):
+            return None
+    beside = [t for i, (t, _) in enumerate(moved) if i != choice[0]]
+    public = [t for t in (*beside, *choice[1]) if flow_of(t).kind == PUBLIC]
+    apart = all(rows_alike(t, -(t.shape.rank or 1)) for t in public)
+    result = Flow(DATA, (0,)).laid_out(layout)
+    return result if apart else dataclasses.replace(result, obstacle=CONSTANT_BY_PLACE)
+
+
+def _summed_in_rows(op, output, inputs, flow_of) -> Flow | None:
+    """The flow of sums by the number of the row that each entry is listed for."""
+    data, ids = inputs[:2]
+    source = own_rows.named_rows(op.inputs[1], flow_of)
+    named = flow_of(source)
+    if not data.leads or not data.rows:
+        return None
+    rows, length, count = data.rows, op.inputs[0].shape[0], source.shape[0]
+    if named.kind == DATA and ids.kind == DATA:
+        known = named.leads and ids.leads and ids.layout == data.layout
+        layout = named.layout if known and named.rows else None
+    elif ids.kind == PUBLIC and length and count and rows * count % length == 0:
+        layout = (rows * count // length, data.repeats, False)
+    else:
+        return None
+    if layout is None or source is not op.inputs[1] and (data.minor or layout[1] > 1):
+        return None
+    if op.type in ops.UNSORTED_SEGMENTS and (count is None or output.shape[0] != count):
+        like = sizes.rows_of_length(op.inputs[2], flow_of)
+        if like is None or count is not None or like.layout[:2] != layout[:2]:
+            return None
+    return Flow(DATA, (0,)).laid_out(layout)
+
+
 def _scatter(op, output, inputs) -> Flow:
     """The flow of a scatter; a batch if all examples go to the same places, apart."""
     places, updates = (0, 1) if op.type == "ScatterNd" else (1, 2)
@@ -162,9 +242,6 @@ def _scatter(op, output, inputs) -> Flow:
             continue
         if flow.axes is None:
             return Flow(DATA, None)
-        if flow.axes == (0,) and _is_row_number(op.inputs[places], output):
-            kept.append(flow)
-            continue
         if any(axis < ahead for axis in flow.axes):
             # The indices are known only if they are a constant.
             told = tf.get_static_value(op.inputs[places]) is not None
@@ -182,28 +259,7 @@ def _scatter(op, output, inputs) -> Flow:
         for tensor in public
         for axis in (result.axes if result.axes != (0,) else ())
     )
-    if result.axes == (0,):
-        apart = _are_alike(op.inputs[places]) and all(
-            rows_alike(tensor, -(tensor.shape.rank or 1)) for tensor in public
-        )
     return dataclasses.replace(result, obstacle="" if apart else CONSTANT_BY_PLACE)
-
-
-def _is_row_number(indices: tf.Tensor, output: tf.Tensor) -> bool:
-    """Whether the indices in row i of a constant begin with i, for all rows."""
-    value = tf.get_static_value(indices)
-    if value is None or value.ndim < 2 or not value.size:
-        return False
-    if len(value) != output.shape[0]:
-        return False
-    rows = np.arange(len(value)).reshape([-1] + [1] * (value.ndim - 2))
-    return bool((value[..., 0] == rows).all())
-
-
-def _are_alike(indices: tf.Tensor) -> bool:
-    """Whether all rows of a constant name the same places, after the row number."""
-    value = tf.get_static_value(indices)
-    return value is not None and bool((value[..., 1:] == value[:1, ..., 1:]).all())
 
 
 def _constant(tensor):
@@ -291,8 +347,10 @@ def _elementwise(op, output, inputs, batch_size) -> Flow:
         for tensor in public
         for axis in axes
     )
-    believed = "" if apart else CONSTANT_BY_PLACE
-    result = Flow(DATA, tuple(sorted(axes)), obstacle=believed)
+    # Row numbers, which only ops that choose rows may read.
+    placed = not apart and own_rows.numbers_rows(output)
+    believed = "" if apart or placed else CONSTANT_BY_PLACE
+    result = Flow(DATA, tuple(sorted(axes)), obstacle=believed, placed=placed)
     # The examples are on a later axis, as in `[time, batch, ...]`.
     only_behind = not first and len(axes) == 1
     found = behind if only_behind else first
@@ -301,7 +359,8 @@ def _elementwise(op, output, inputs, batch_size) -> Flow:
     layout = common_layout(found)
     if layout is None:
         return result if only_behind else Flow(DATA, None)
-    return dataclasses.replace(result.laid_out(layout), obstacle=believed)
+    laid = result.laid_out(layout)
+    return dataclasses.replace(laid, obstacle=believed, placed=placed)
 
 
 def _of_one_size(op, tensor, axis: int) -> bool:
@@ -413,22 +472,16 @@ def _batched_gather(op, inputs, axis: int, batch_dims: int) -> Flow:
 
 
 def _gather_nd(op, output, inputs, batch_size) -> Flow:
-    """The flow of a `GatherNd` that reads row by row, or from a shared table.
+    """The flow of a `GatherNd` from a table that all examples share.
 
-    Row by row is `tf.gather_nd(x, tf.stack([tf.range(batch), columns], 1))`. From a
-    table, row i of the output has the entries at the places in row i of the indices.
+    Row i of the output has the entries at the places in row i of the indices.
     """
     params, indices = inputs
     if params.kind != DATA and indices.axes == (0,):
         rank = op.inputs[1].shape.rank
         return indices.on((0,)) if rank and rank > 1 else Flow(DATA, None)
-    if params.axes != (0,) or params.rows != 1:
-        return Flow(DATA, None)
-    if indices.kind == PUBLIC and not params.made:
-        return Flow(DATA, None, coupled=op)
-    apart = indices.leads and indices.rows == 1 and not indices.minor
-    apart = apart and starts_with_rows(op.inputs[1])
-    return Flow(DATA, (0,), 1) if apart else Flow(DATA, None)
+    taken = params.axes == (0,) and params.rows == 1 and not params.made
+    return Flow(DATA, None, coupled=op if taken and indices.kind == PUBLIC else None)
 
 
 def _looked_up(op, output, inputs, batch_size) -> Flow:

@@ -114,9 +114,15 @@ def length_of(tensor: tf.Tensor, place: int = 0) -> tuple | None:
       `(reference of the tensor, axis)`; None if the graph does not show them.
     """
     first, place, factors = _find_origin(tensor, place)
-    if first.op.type != "Shape" or set(factors) - {1}:
+    if not _is_shape(first) or set(factors) - {1}:
         return None
     return first.op.inputs[0].ref(), place
+
+
+def _is_shape(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is the shape of a tensor, or the length of a vector."""
+    op = tensor.op
+    return op.type == "Shape" or op.type == "Size" and op.inputs[0].shape.rank == 1
 
 
 def _find_origin(tensor: tf.Tensor, place: int = 0) -> tuple[tf.Tensor, int, list]:
@@ -165,7 +171,7 @@ def rows_of_length(
         lengths = first.op.inputs[0].op.inputs
         found = [rows_of_length(length, flow_of) for length in lengths]
         return found[0] if all(flow == found[0] for flow in found) else None
-    if first.op.type != "Shape":
+    if not _is_shape(first):
         return None
     flow = flow_of(first.op.inputs[0])
     if flow.kind != DATA or flow.axes != (place,) or not flow.rows:

@@ -102,22 +102,6 @@ def takes_every_row(op: tf.Operation) -> bool:
     return counts_up(indices)
 
 
-def chooses_rows(op: tf.Operation) -> bool:
-    """Whether an op reads row i of its first input for row i of its output."""
-    if op.type == "GatherV2":
-        return takes_every_row(op)
-    return op.type == "GatherNd" and starts_with_rows(op.inputs[1])
-
-
-def starts_with_rows(indices: tf.Tensor) -> bool:
-    """Whether the indices of a `GatherNd` are `[N, K]`, with 0, 1, ... in column 0."""
-    if indices.op.type != "Pack" or indices.shape.rank != 2:
-        return False
-    return bool(indices.op.get_attr("axis")) and counts_up(
-        before_casts(indices.op.inputs[0])
-    )
-
-
 #: The unproven claim about a public tensor with a separate entry for each example.
 CONSTANT_BY_PLACE = (
     "whether each entry of a constant is for the example at the same place"

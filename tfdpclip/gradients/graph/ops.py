@@ -310,6 +310,12 @@ SEGMENT_SUMS = frozenset(
     """SegmentSum SegmentMean SegmentMax SegmentMin SegmentProd""".split()
 )
 
+#: The same with any order of segment numbers, and a number of segments.
+UNSORTED_SEGMENTS = frozenset(
+    """UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin
+    UnsortedSegmentProd""".split()
+)
+
 #: Ops that look up rows and combine the rows with the same segment number.
 SEGMENT_LOOKUPS = frozenset(
     """SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN""".split()

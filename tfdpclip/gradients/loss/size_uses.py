@@ -75,6 +75,8 @@ def _is_length(op, index, output, flow: Flow, size: Flow, flows) -> bool:
     if op.type in ("Bincount", "DenseBincount"):
         # The number of rows with counted entries.
         return index == 1 and flow.entry is not None
+    if op.type in ops.UNSORTED_SEGMENTS:
+        return index == 2 and flow.leads
     if op.type == "Range":
         return index == 1
     if op.type in ops.CUTS and index in ops.CUTS[op.type]:

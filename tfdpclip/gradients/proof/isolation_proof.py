@@ -30,7 +30,7 @@ from collections.abc import Collection, Iterable, Iterator
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip.gradients.flows import gradient_flows, op_flows
+from tfdpclip.gradients.flows import gradient_flows, op_flows, own_rows
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA
 from tfdpclip.gradients.graph import calls, known, op_copies, ops
@@ -220,8 +220,12 @@ def _condition_inputs(op: tf.Operation) -> set[int]:
 
 def _chooses_rows(tensor: tf.Tensor, flows: Dataflow) -> bool:
     """Whether all readers use a tensor as row numbers, to read an example's own row."""
-    readers = [op for op in tensor.consumers() if op in flows]
-    return all(known.chooses_rows(r) and tensor is not r.inputs[0] for r in readers)
+    for reader in (op for op in tensor.consumers() if op in flows):
+        choice = own_rows.row_choice(reader, flows.__getitem__)
+        read = [i for i, t in enumerate(reader.inputs) if t is tensor]
+        if choice is None or read != [choice[0]]:
+            return False
+    return True
 
 
 def _ends_gradients(op: tf.Operation) -> bool:

@@ -6,7 +6,12 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from tests.keras.helpers import mostly_slow
-from tfdpclip.gradients import ExampleIsolationError, LossStructureError, clipped_sum
+from tfdpclip.gradients import (
+    ExampleIsolationError,
+    LossStructureError,
+    clipped_sum,
+    per_example_norms,
+)
 
 B, V, D = 5, 9, 3
 # The third example is empty, and the fourth has the same id three times.
@@ -120,6 +125,44 @@ def test_examples_of_a_sparse_batch_are_clipped_one_by_one(hidden, data, first):
     sums = np.concatenate([np.ravel(tf.convert_to_tensor(s)) for s in sums])
     weights = rule.weights(found, rule.initial_state()).numpy()
     np.testing.assert_allclose(sums, weights @ gradients, rtol=1e-4, atol=1e-6)
+
+
+TRAINED = {
+    "a factor": lambda model, x: product(
+        model, tf.sparse.map_values(lambda v: v * model.head[0, 0], x)
+    ),
+    "a factor of each column": lambda model, x: product(
+        model,
+        tf.sparse.map_values(
+            lambda v: v * tf.gather(model.table[:, 0], x.indices[:, 1]), x
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_parameters_that_change_the_entries_are_clipped_by_example(name):
+    """The first batch has equally many entries of each example, the second has not."""
+    model, hidden = Model(), TRAINED[name]
+
+    @tf.function(input_signature=[tf.SparseTensorSpec([None, V], tf.float32)])
+    def norms(x):
+        return per_example_norms(model.losses(hidden(model, x)), model.variables)
+
+    rng = np.random.default_rng(2)
+    for counts in ([2, 2, 2, 2], [1, 3, 1, 3], [4, 0, 0, 4]):
+        places = [[i, j] for i, n in enumerate(counts) for j in range(n)]
+        values = tf.constant(rng.normal(size=len(places)), tf.float32)
+        x = tf.SparseTensor(places, values, [4, V])
+        found = norms(x).numpy()
+        for i in range(4):
+            with tf.GradientTape() as tape:
+                one = tf.sparse.slice(x, [i, 0], [1, V])
+                loss = tf.reduce_sum(model.losses(hidden(model, one)))
+            gradients = tape.gradient(loss, model.variables)
+            gradients = [tf.convert_to_tensor(g) for g in gradients if g is not None]
+            norm = tf.linalg.global_norm(gradients)
+            np.testing.assert_allclose(found[i], norm, rtol=1e-4, atol=1e-6)
 
 
 def with_values(change):

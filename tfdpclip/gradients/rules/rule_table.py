@@ -347,8 +347,14 @@ def _whole_examples(tensor, rows, context, like) -> list[tf.Operation]:
 
 
 def batch_first(tensor: tf.Tensor, context: Context) -> bool:
-    """Whether axis 0 counts examples, if known; the first step's comparison tests."""
+    """Whether axis 0 counts examples, if known; the first step's comparison tests.
+
+    The entries of a sparse batch are on no axis of examples: the examples of two
+    batches differ in how many of the entries are theirs.
+    """
     axes = context.flows[tensor].axes
+    if context.flows[tensor].entry is not None:
+        return False
     if axes is None and context.flows.batch_size and tensor.shape.rank:
         length = tensor.shape[0]
         return length is None or length % context.flows.batch_size == 0

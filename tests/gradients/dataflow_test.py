@@ -262,7 +262,7 @@ COUPLED = {
     "rolled": lambda x: tf.roll(x, 1, 0),
     "reversed": lambda x: tf.reverse(x, [0]),
     "shuffled": lambda x: tf.random.shuffle(x),
-    "masked": lambda x: tf.boolean_mask(x, x[:, :, 0] > 0),
+    "masked": lambda x: tf.reduce_sum(tf.boolean_mask(x, x[:, :, 0] > 0), 0),
     "after_a_stopped_gradient": lambda x: x * tf.stop_gradient(tf.reduce_mean(x)),
     "carried_along": lambda x: tf.linalg.inv((x - tf.reduce_mean(x, 0))[:, :4]),
     "normalised": lambda x: tf.compat.v1.nn.fused_batch_norm(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdpclip.gradients import per_example_norms
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.loss.loss_parts import take_apart
@@ -546,6 +547,127 @@ BY_DIAGONALS = {
     ),
 }
 
+
+def listed(h, where=None):
+    """A mask `[B, 4]`, its places, and what it keeps."""
+    mask = h > 0.1 if where is None else where
+    return mask, tf.where(mask), tf.boolean_mask(h, mask)
+
+
+def to_rows(h, places, values, number=None, rows=None):
+    """`[B, 1]`: the sums of listed values by row."""
+    rows = places[:, 0] if rows is None else rows
+    number = count(h) if number is None else number
+    return tf.math.unsorted_segment_sum(values, rows, number)[:, tf.newaxis]
+
+
+def scattered_back(h, values, mask=None, like=None):
+    places = tf.where(h > 0.1 if mask is None else mask)
+    shape = tf.shape(h, tf.int64) if like is None else tf.cast(like, tf.int64)
+    return tf.scatter_nd(places, values, shape)
+
+
+def of_list(function):
+    """A loss of `function(h, mask, places, values)`."""
+    return lambda x, h: ends(function(h, *listed(h)))
+
+
+def token_losses(h, labels, ignored=0):
+    """`[B, 2]`, as Keras's SparseCategoricalCrossentropy with a class to ignore."""
+    mask = tf.not_equal(labels, ignored)
+    found = tf.nn.sparse_softmax_cross_entropy_with_logits(
+        labels[mask], tf.reshape(h, [-1, 2, 2])[mask]
+    )
+    return tf.scatter_nd(tf.where(mask), found, tf.cast(tf.shape(mask), tf.int64))
+
+
+def rows_of_mask(h, mask):
+    found = tf.tanh(tf.boolean_mask(h, mask) @ W)
+    return tf.scatter_nd(tf.where(mask), found, tf.shape(h, tf.int64))
+
+
+#: Lists of the entries that a mask keeps, and uses that combine examples.
+BY_LISTS_OF_OTHERS = {
+    "a total": of_list(lambda h, m, p, v: scattered_back(h, v / tf.reduce_sum(v), m)),
+    "a count": of_list(
+        lambda h, m, p, v: scattered_back(h, v / floating(tf.size(v)), m)
+    ),
+    "a count of places": of_list(lambda h, m, p, v: h * floating(tf.shape(p)[0])),
+    "the first entry": of_list(lambda h, m, p, v: scattered_back(h, v * v[0], m)),
+    "reversed": of_list(lambda h, m, p, v: scattered_back(h, tf.reverse(v, [0]), m)),
+    "rolled": of_list(lambda h, m, p, v: to_rows(h, p, tf.roll(v, 1, 0))),
+    "summed up": of_list(lambda h, m, p, v: to_rows(h, p, tf.cumsum(v))),
+    "softmax over the list": of_list(
+        lambda h, m, p, v: to_rows(h, p, tf.nn.softmax(v))
+    ),
+    "places in the list": of_list(
+        lambda h, m, p, v: to_rows(h, p, v * floating(tf.range(tf.size(v))))
+    ),
+    "rows for numbers": of_list(
+        lambda h, m, p, v: to_rows(h, p, v * floating(p[:, 0]))
+    ),
+    "reversed rows": of_list(
+        lambda h, m, p, v: to_rows(h, p, v, rows=tf.reverse(p[:, 0], [0]))
+    ),
+    "other rows": of_list(
+        lambda h, m, p, v: to_rows(
+            h, p, v, rows=(p[:, 0] + 1) % tf.shape(h, tf.int64)[0]
+        )
+    ),
+    "columns for rows": of_list(lambda h, m, p, v: to_rows(h, p, v, rows=p[:, 1])),
+    "one row": of_list(lambda h, m, p, v: to_rows(h, p, v, rows=p[:, 0] * 0)),
+    "more rows": of_list(lambda h, m, p, v: to_rows(h, p, v, count(h) + 1)[1:]),
+    "twice as many rows": of_list(
+        lambda h, m, p, v: tf.reshape(to_rows(h, p, v, 2 * count(h)), [-1, 2])
+    ),
+    "sorted sums": of_list(
+        lambda h, m, p, v: tf.math.segment_sum(v, p[:, 0])[:, tf.newaxis]
+    ),
+    "another mask of values": of_list(
+        lambda h, m, p, v: scattered_back(h, tf.boolean_mask(h, h > 0.2), m)
+    ),
+    "another mask of places": of_list(lambda h, m, p, v: scattered_back(h, v, h > 0.2)),
+    "the transposed mask": of_list(
+        lambda h, m, p, v: scattered_back(
+            h, tf.boolean_mask(tf.transpose(h), tf.transpose(m)), m
+        )
+    ),
+    "a mask in time": of_list(
+        lambda h, m, p, v: scattered_back(
+            h, tf.boolean_mask(h, tf.transpose(tf.transpose(h) > 0.1)), m
+        )
+    ),
+    "the transposed values": lambda x, h: ends(
+        tf.scatter_nd(
+            tf.where(tf.reshape(h, [-1]) > 0.1),
+            tf.boolean_mask(
+                tf.reshape(tf.transpose(h), [-1]), tf.reshape(h, [-1]) > 0.1
+            ),
+            tf.shape(tf.reshape(h, [-1]), tf.int64),
+        )[:, tf.newaxis]
+    ),
+    "values of half of the batch": lambda x, h: ends(
+        tf.gather(tf.reshape(h, [-1]), tf.where(h[:, 0] > 0)[:, 0])[:, tf.newaxis]
+    ),
+    "entries of other rows": of_list(
+        lambda h, m, p, v: to_rows(h, p, tf.gather(tf.reverse(h, [0]), p[:, 0])[:, 0])
+    ),
+    "entries of a constant": of_list(
+        lambda h, m, p, v: to_rows(h, p, v * tf.gather_nd(TABLE, p % 4))
+    ),
+    "a dense shape": of_list(
+        lambda h, m, p, v: tf.reshape(
+            tf.sparse.to_dense(
+                tf.SparseTensor(p, v, tf.cast([2 * count(h), 4], tf.int64))
+            ),
+            [count(h), 8],
+        )
+    ),
+    "what is kept": lambda x, h: tf.square(tf.boolean_mask(h[:, 0], h[:, 0] > 0.1)),
+    "rows that are kept": lambda x, h: ends(tf.boolean_mask(h, h[:, 0] > 0.1)),
+    "a mean of what is kept": lambda x, h: tf.reduce_mean(tf.boolean_mask(h, h > 0.1)),
+}
+
 BY_SIZE.update(
     {
         "columns of a scatter": lambda x, h: ends(
@@ -639,8 +761,33 @@ BY_OTHERS = {
     ),
 }
 
-SOUND = {
+#: Reads, writes and sums by the rows' own numbers, and of what a mask keeps.
+BY_OWN_ROWS = {
     "entries at an own place": lambda x, h: ends(h + scattered(rows_of(x), h)),
+    "entries of a mask, scattered": of_list(
+        lambda h, m, p, v: h + scattered_back(h, tf.tanh(v) * P[0], m)
+    ),
+    "entries of a mask, added to others": of_list(
+        lambda h, m, p, v: tf.tensor_scatter_nd_add(h, p, v * v)
+    ),
+    "entries of a mask, summed": of_list(lambda h, m, p, v: to_rows(h, p, tf.exp(v))),
+    "entries at the places of a mask, summed": of_list(
+        lambda h, m, p, v: to_rows(h, p, tf.gather_nd(h, p) * v)
+    ),
+    "softmax of each row's entries": of_list(
+        lambda h, m, p, v: scattered_back(
+            h,
+            tf.exp(v) / tf.gather(to_rows(h, p, tf.exp(v)), p[:, 0])[:, 0],
+            m,
+        )
+    ),
+    "losses of the tokens that a mask keeps": lambda x, h: tf.reduce_sum(
+        token_losses(h, tf.argmax(tf.reshape(x, [-1, 2, 2]), -1)), 1
+    ),
+    "a sparse tensor of a mask": of_list(
+        lambda h, m, p, v: tf.sparse.sparse_dense_matmul(tf.sparse.from_dense(h), W)
+    ),
+    "rows of a mask": lambda x, h: ends(rows_of_mask(h, x[:, 0] > 0)),
     "rows at their own places": lambda x, h: ends(
         tf.scatter_nd(rows_of(x)[:, tf.newaxis], h, tf.shape(h))
     ),
@@ -717,6 +864,10 @@ SOUND = {
             :, None
         ]
     ),
+}
+
+SOUND = {
+    **BY_OWN_ROWS,
     "rows by a list of numbers": lambda x, h: ends(
         by_number(h, lambda i: tf.tanh(h[i] * P[:4]))
     ),
@@ -919,6 +1070,33 @@ def test_nor_are_diagonals_over_the_examples(name):
 @pytest.mark.parametrize("name", BY_OTHERS)
 def test_nor_are_other_examples(name, rows):
     assert judged(BY_OTHERS[name], rows) != "proven"
+
+
+@pytest.mark.parametrize("name", BY_OWN_ROWS)
+def test_gradients_by_own_rows_and_of_lists_are_those_of_each_example(name):
+    """In each batch the masks keep other numbers of entries of each example."""
+
+    def losses(x):
+        return BY_OWN_ROWS[name](x, tf.tanh(tf.tensordot(x, W, 1)))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4])], autograph=False)
+    def norms(x):
+        return per_example_norms(losses(x), [W])
+
+    for batch in range(3):
+        x = np.random.default_rng(batch).normal(size=(4, 4)).astype("float32")
+        found = norms(x).numpy()
+        for i in range(4):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(losses(tf.constant(x[i : i + 1])))
+            norm = tf.norm(tf.convert_to_tensor(tape.gradient(loss, W)))
+            np.testing.assert_allclose(found[i], norm, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [NONE, FOUR])
+@pytest.mark.parametrize("name", BY_LISTS_OF_OTHERS)
+def test_nor_are_lists_of_what_a_mask_keeps(name, rows):
+    assert judged(BY_LISTS_OF_OTHERS[name], rows) != "proven"
 
 
 @pytest.mark.parametrize("rows", [NONE, FOUR])

@@ -471,6 +471,103 @@ def by_place(draw, v):
     return Value(found, (first, fixed(3)))
 
 
+def _row_numbers(draw, count):
+    """The numbers of the rows, or numbers that are other rows' now and then."""
+    how = draw.pick("own own own own next reversed first half before".split())
+    rows = tf.range(count)
+    others = {
+        "next": lambda: (rows + 1) % count,
+        "reversed": lambda: count - 1 - rows,
+        "first": lambda: rows * 0,
+        "half": lambda: rows // 2,
+        "before": lambda: tf.maximum(rows - 1, 0),
+    }
+    return others[how]() if how in others else rows
+
+
+@step(0.8)
+def by_row_numbers(draw, v):
+    """Reads, writes and sums at places that begin with a number of a row."""
+    if v.rank != 2 or not v.dims[1].fixed or v.dims[0].fixed or v.dims[1].more < 2:
+        raise SkipStep
+    x, width = v.tensor, v.dims[1].more
+    count = tf.shape(x)[0]
+    rows = _row_numbers(draw, count)
+    columns = draw.pick(
+        [
+            lambda: tf.argsort(x)[:, :2],
+            lambda: tf.tile(tf.argmax(x, 1, tf.int32)[:, tf.newaxis], [1, 2]),
+            lambda: tf.tile(tf.range(2)[tf.newaxis], [count, 1]),
+            lambda: tf.tile(tf.range(count)[:, tf.newaxis] % width, [1, 2]),
+        ]
+    )()
+    if draw.chance(0.5):
+        rows = tf.tile(rows[:, tf.newaxis], [1, 2])
+    else:
+        rows = tf.zeros_like(columns) + rows[:, tf.newaxis]
+    places = tf.stack([rows, columns], -1)
+    if draw.chance(0.3):
+        join = [rows[..., tf.newaxis], columns[..., tf.newaxis]]
+        places = tf.cast(tf.concat(join, -1), tf.int64)
+    how = draw.pick(["read", "write", "add", "largest", "sums", "list"])
+    if how == "read":
+        return Value(tf.gather_nd(x, places), (v.dims[0], fixed(2)))
+    if how == "write":
+        shape = draw.pick([tf.shape(x), tf.stack([count, width])])
+        shape = tf.cast(shape, places.dtype)
+        return v.with_tensor(tf.scatter_nd(places, tf.tanh(x[:, :2]), shape) + x)
+    if how in ("add", "largest"):
+        kind = tf.tensor_scatter_nd_add if how == "add" else tf.tensor_scatter_nd_max
+        base = draw.pick([x, tf.zeros_like(x)])
+        return v.with_tensor(kind(base, places, x[:, -2:] * 0.5))
+    kind = draw.pick([tf.math.unsorted_segment_sum, tf.math.unsorted_segment_max])
+    number = draw.pick([count, count, count, count + 1])
+    if how == "sums":
+        found = kind(x[:, :2], rows, number)
+    else:
+        found = kind(tf.reshape(x[:, :2], [-1]), tf.reshape(rows, [-1]), number)
+    return Value(found[:count, tf.newaxis], (v.dims[0], fixed(1)))
+
+
+@step(0.8)
+def of_what_a_mask_keeps(draw, v):
+    """Lists of the entries that a mask keeps, and back to the rows."""
+    if not 1 <= v.rank <= 2 or v.dims[0].fixed:
+        raise SkipStep
+    x = v.tensor
+    mask = draw.pick([x > 0, x > 0, x[..., :1] > -9 if v.rank > 1 else x > -9])
+    mask = mask if v.rank == 1 or draw.chance(0.7) else x[:, 0] > 0
+    other = mask if draw.chance(0.9) else tf.logical_not(mask)
+    if mask.shape.rank != v.rank or mask.shape[-1:] != x.shape[-1:]:
+        mask = other = x > 0.1
+    kept = tf.boolean_mask(x, mask)
+    places = tf.where(other)
+    listed = draw.pick("tanh square total roll softmax size weights rows".split())
+    rows = places[:, 0]
+    if listed == "tanh":
+        kept = tf.tanh(kept)
+    elif listed == "square":
+        kept = kept * tf.gather_nd(x, places)
+    elif listed == "total":
+        kept = kept - tf.reduce_mean(kept)
+    elif listed == "roll":
+        kept = tf.roll(kept, 1, 0)
+    elif listed == "softmax":
+        kept = tf.nn.softmax(kept)
+    elif listed == "size":
+        kept = kept / (1 + tf.cast(tf.size(kept), tf.float32))
+    elif listed == "weights":
+        kept = kept * draw.parameters(1)[0]
+    else:
+        kept = kept + tf.gather(tf.reshape(x, [tf.shape(x)[0], -1])[:, 0], rows)
+    if draw.chance(0.5):
+        found = tf.scatter_nd(places, kept, tf.shape(x, tf.int64))
+        return v.with_tensor(found + x)
+    rows = rows if draw.chance(0.85) else places[:, -1]
+    found = tf.math.unsorted_segment_sum(kept, rows, tf.shape(x)[0])
+    return Value(found[:, tf.newaxis], (v.dims[0], fixed(1)))
+
+
 @step(1)
 def with_rows_of_all(draw, v):
     """Combines each row with a statistic of all the examples, or of one."""

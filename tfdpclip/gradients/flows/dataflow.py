@@ -179,7 +179,7 @@ class Dataflow:
                 flow = self._flow_by_inputs(op, output, inputs)
             if op.type not in ops.SIZES:
                 flow = self._with_history(op, output, flow, inputs, leaf or inside)
-            if self._varies(op, output, inputs):
+            if self._varies(op, output, inputs, flow):
                 flow = dataclasses.replace(flow, varying=True)
             self._flows[output.ref()] = flow
 
@@ -302,12 +302,17 @@ class Dataflow:
             return index + self.batch_size if static else index
         return places.AT + same_number(index).name
 
-    def _varies(self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]) -> bool:
+    def _varies(
+        self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow], flow: Flow
+    ) -> bool:
         """Whether the values of the data determine the shape of an output."""
         if output.shape.is_fully_defined() or op.type in ops.SIZES:
             return False
         if op.type in ops.CTC:
             inputs = inputs[:1]  # No loss is left out with the labels.
+        if flow.axes:
+            # Entries in rows again have the shape of the rows.
+            inputs = [f for f in inputs if f.entry is None]
         if any(f.varying for f in inputs):
             return True
         if any(f.entry is not None for f in inputs):

@@ -13,17 +13,19 @@ PUBLIC, SIZE, DATA = 0, 1, 2
 
 @dataclasses.dataclass(frozen=True)
 class Entries:
-    """The entries of a sparse batch that a tensor lists on axis 0; see `sparse.py`.
+    """The entries of a batch that a tensor lists on axis 0; see `sparse.py`.
 
     Attributes:
       key: the number of rows of each example, and names of the list of entries and of
         its order. Two tensors with the same key list the same entries in the same
         order.
       role: the property of the entries that the tensor lists, such as `VALUES`.
+      source: the op that listed the entries of a dense batch; None in a sparse batch.
     """
 
     key: tuple
     role: str
+    source: tf.Operation | None = dataclasses.field(default=None, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Flow:
       entries: the number of consecutive entries of the tensor that belong to each
         example, if axis 0 does not count examples; None if unknown.
       varying: whether the values of the data determine the tensor's shape.
-      entry: the list of a sparse batch's entries that is on axis 0, or None.
+      entry: the list of a batch's entries that is on axis 0, or None.
       example: the place in the batch of the single example that the tensor is computed
         from, after an op took the example out of the batch; see `places.py`.
       made: whether the tensor is of kind DATA for its shape alone: it was made for the

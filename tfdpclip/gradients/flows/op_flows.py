@@ -33,11 +33,14 @@ from tfdpclip.gradients.graph.known import (
 
 def transfer(op, output, inputs, batch_size, flow_of) -> Flow:
     """The flow of an output of an op with at least one DATA input."""
-    stated = _STATED.get(op.type)
-    elementwise = op.type in ops.ELEMENTWISE or stated == "elements"
-    by_entry = sparse.transfer(op, output, inputs, elementwise)
+    by_rows = _TABLE.get(op.type) or _OF_STATEMENTS.get(_STATED.get(op.type))
+    by_entry = sparse.transfer(op, output, inputs, by_rows, batch_size, flow_of)
     if by_entry is not None:
         return by_entry
+    if op.type == "Where" and not _lists_labels(op):
+        listed = sparse.where(op, flow_of)
+        if listed is not None:
+            return listed
     in_rows = _in_rows(op, output, inputs, flow_of)
     if in_rows is not None:
         return in_rows
@@ -49,17 +52,21 @@ def transfer(op, output, inputs, batch_size, flow_of) -> Flow:
     if any(f.kind == DATA and f.axes is None for f in inputs):
         # An input with known examples may be combined whatever the unknown input holds.
         return Flow(DATA, None, coupled=op if mixing.combines(op, inputs) else None)
-    rule = _TABLE.get(op.type) or _OF_STATEMENTS.get(stated)
-    return Flow(DATA, None) if rule is None else rule(op, output, inputs, batch_size)
+    if by_rows is None:
+        return Flow(DATA, None)
+    return by_rows(op, output, inputs, batch_size)
 
 
 def _data_shaped(op, output, inputs) -> Flow:
     """The flow of an op with an output length that the whole batch decides."""
-    # A `Where` may list the labels of each example for a CTC loss, in order.
-    lists_labels = op.type == "Where" and any(
+    return Flow(DATA, None, coupled=None if _lists_labels(op) else op)
+
+
+def _lists_labels(op) -> bool:
+    """Whether an op may list the labels of each example for a CTC loss, in order."""
+    return op.type == "Where" and any(
         other.type in ops.CTC for other in op.graph.get_operations()
     )
-    return Flow(DATA, None, coupled=None if lists_labels else op)
 
 
 #: Flows that users stated for op types that the table does not know; see `op_flow`.

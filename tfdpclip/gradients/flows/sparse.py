@@ -1,21 +1,25 @@
-"""Flows of sparse batches, with lists of entries that all examples share.
+"""Flows of sparse batches and of masks, with lists of entries that all examples share.
 
 A `tf.SparseTensor` of a batch has a row for each example. Its entries, and the row
-number of each entry, are in lists that all examples share. An op that computes each
-entry of a list from the same entry keeps the examples apart. So does a sum by row
-number, if the values and the row numbers still list the same entries in the same order:
-`Entries.key` tells. The rules of this module allow these two kinds of ops. Any further
-op that depends on places in the lists combines examples.
+number of each entry, are in lists that all examples share. `tf.where(mask)` lists the
+entries of a dense batch in the same way, and `tf.boolean_mask` takes these entries. An
+op that computes each entry of a list from the same entry keeps the examples apart. So
+does a sum by row number, or a scatter to rows, if the values and the row numbers still
+list the same entries in the same order: `Entries.key` tells. The rules of this module
+allow these kinds of ops. Any further op that depends on places in the lists combines
+examples.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
 from tfdpclip.gradients.flows.flow import DATA, PUBLIC, SIZE, Entries, Flow
+from tfdpclip.gradients.flows.sizes import rows_of_length
 from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.known import known_value
 
@@ -25,6 +29,8 @@ INDICES, VALUES, ROWS = "indices", "values", "rows"
 CHOSEN, DISTINCT, PLACES = "chosen", "distinct", "places"
 # Numbers of entries by example; the cumulative sums of these numbers; 0 and the sums.
 LENGTHS, ENDS, SPLITS = "lengths", "ends", "splits"
+#: The places of the entries on an axis; the number of rows of an example there follows.
+AT = "at "
 
 _FILLED = "filled by "
 _SAME = frozenset("Identity Cast StopGradient".split())
@@ -107,25 +113,71 @@ def _entries(key: tuple, role: str) -> Flow:
     return Flow(DATA, None, entry=Entries(key, role))
 
 
-def transfer(
-    op: tf.Operation, output: tf.Tensor, inputs: list[Flow], elementwise: bool
-) -> Flow | None:
-    """The flow of an op's output if an input lists entries of a sparse batch.
+def where(op: tf.Operation, flow_of: Callable[[tf.Tensor], Flow]) -> Flow | None:
+    """The flow of `tf.where(mask)`, of a mask `[B, ...]`: each row's places, in order.
 
     Returns:
-      None if no input does.
+      None if it is not known how the rows of the mask belong to examples.
+    """
+    mask = op.inputs[0]
+    flow = flow_of(mask)
+    whole = mask
+    while whole.op.type == "Identity" or _is_flattened(whole):
+        whole = whole.op.inputs[0]
+    rows = flow_of(whole)
+    if not all(f.leads and f.regular and f.rows for f in (flow, rows)):
+        return None
+    # Masks with the same entries list the same entries in the same order.
+    key = (rows.rows, whole.ref(), "where")
+    role = f"{AT}{flow.rows}" if mask.shape.rank == 1 else INDICES
+    return Flow(DATA, None, entry=Entries(key, role, op))
+
+
+def _is_flattened(tensor: tf.Tensor) -> bool:
+    return tensor.op.type == "Reshape" and tensor.shape.rank == 1
+
+
+def transfer(
+    op: tf.Operation,
+    output: tf.Tensor,
+    inputs: list[Flow],
+    by_rows: Callable | None,
+    batch_size: int | None,
+    flow_of: Callable[[tf.Tensor], Flow],
+) -> Flow | None:
+    """The flow of an op's output if an input lists entries of a batch.
+
+    Args:
+      op: the op.
+      output: an output of `op`.
+      inputs: the flows of the inputs of `op`.
+      by_rows: the rule of the op's type for inputs with examples on axis 0, or None.
+      batch_size: the static number of examples, or None.
+      flow_of: the function from a tensor to its flow.
+
+    Returns:
+      None if no input lists entries.
     """
     found = [flow.entry for flow in inputs]
     if not any(found):
         return None
-    if op.type in _RULES:
-        flow = _RULES[op.type](op, output, found, inputs)
-    elif op.type in ops.REDUCTIONS:
-        flow = _reduction(op, found, inputs)
-    else:
-        flow = _entrywise(op, output, found, inputs, elementwise)
-    # An op that depends on places in the list may combine entries of two examples.
-    return Flow(DATA, None, coupled=op) if flow is None else flow
+    source = next((e.source for e in found if e is not None and e.source), None)
+    rule = _RULES.get(op.type)
+    if source is not None and op.type in _OF_SPARSE:
+        rule = None
+    flow = rule(op, output, found, inputs) if rule is not None else None
+    if flow is None:
+        flow = _entrywise(op, output, found, inputs, by_rows)
+    elif flow.axes and (source is not None or op.type in _WRITES):
+        if not _has_all_rows(op, output, flow, batch_size, flow_of):
+            flow = None
+    if flow is None:
+        # An op that depends on places in the list may combine entries of two examples.
+        return Flow(DATA, None, coupled=source or op)
+    if flow.entry is not None and source is not None:
+        entry = dataclasses.replace(flow.entry, source=source)
+        flow = dataclasses.replace(flow, entry=entry)
+    return flow
 
 
 def _role(entry: Entries | None, role: str, key: tuple | None = None) -> bool:
@@ -138,36 +190,32 @@ def _rows_apart(key: tuple) -> Flow:
     return Flow(DATA, (0,), key[0])
 
 
-def _reduction(op, found, inputs):
-    axes = tf.get_static_value(op.inputs[1])
-    rank = op.inputs[0].shape.rank
-    if axes is None or not rank or 0 in {int(a) % rank for a in np.reshape(axes, -1)}:
-        return None
-    return _entries(found[0].key, VALUES) if _role(found[0], VALUES) else None
+def _entrywise(op, output, found, inputs, by_rows):
+    """The flow of an op that computes each entry from the same entry of its inputs.
 
-
-def _entrywise(op, output, found, inputs, elementwise):
-    """The flow of an op that computes each entry from the same entry of its inputs."""
+    An op that keeps the rows on axis 0 apart does so for the rows of a list.
+    """
     if op.type in _SAME:
         return _entries(found[0].key, found[0].role)
-    if not elementwise or not output.shape.rank:
+    lists = [entry for entry in found if entry is not None]
+    one = all(_role(entry, VALUES, lists[0].key) for entry in lists)
+    beside = any(f.kind == DATA for f, e in zip(inputs, found, strict=True) if not e)
+    if by_rows is None or not one or beside or not output.shape.rank:
         return None
-    keys = set()
-    for tensor, entry, flow in zip(op.inputs, found, inputs, strict=True):
-        if entry is not None and entry.role == VALUES:
-            if tensor.shape.rank != output.shape.rank:
-                return None
-            keys.add(entry.key)
-        elif entry is not None or flow.kind == DATA:
-            return None
-        elif tensor.shape.rank == output.shape.rank and tensor.shape[0] != 1:
-            return None  # The public tensor depends on the place in the list.
-    return _entries(keys.pop(), VALUES) if len(keys) == 1 else None
+    if any(t.shape.rank is None for t in op.inputs):
+        return None
+    rows = [f if e is None else _LISTED for f, e in zip(inputs, found, strict=True)]
+    flow = by_rows(op, output, rows, None)
+    apart = flow.leads and flow.layout == _LISTED.layout and not flow.coupled
+    apart = apart and not flow.obstacle and not flow.placed
+    return _entries(lists[0].key, VALUES) if apart else None
 
 
 def _reshape(op, output, found, inputs):
     entry = found[0]
     if entry is None or not output.shape.rank or op.inputs[0].shape.rank is None:
+        return None
+    if op.type == "Squeeze" and 0 in (op.get_attr("squeeze_dims") or [0]):
         return None
     tails = [t.shape[1:].num_elements() for t in (op.inputs[0], output)]
     same = tails[0] == tails[1] is not None and tails[0] != 0
@@ -201,6 +249,11 @@ def _gather(op, output, found, inputs):
         axis = tf.get_static_value(op.inputs[2])
         if axis is None or int(axis) != 0:
             return None
+    if params is None and inputs[0].kind == DATA:
+        rows = indices.key[0] if indices.role == ROWS else None
+        if indices.role.startswith(AT):
+            rows = int(indices.role.removeprefix(AT))
+        return _own_entries(inputs[0], rows, indices)
     if params is None:
         if inputs[0].kind != PUBLIC:
             return None
@@ -215,6 +268,60 @@ def _gather(op, output, found, inputs):
     if indices.role == PLACES and params.role == DISTINCT:
         return _entries(params.key, VALUES)
     return None
+
+
+def _own_entries(flow: Flow, rows: int | None, entry: Entries) -> Flow | None:
+    """The flow of what each entry takes from a row of its own example.
+
+    Args:
+      flow: the flow of the tensor `[B rows, ...]` that the entries are taken from.
+      rows: the number of rows of an example for which the entries name their rows.
+      entry: the list of entries.
+    """
+    apart = flow.leads and flow.regular and rows and flow.rows == rows
+    return _entries(entry.key, VALUES) if apart else None
+
+
+def _gather_nd(op, output, found, inputs):
+    if found[0] is not None or not _names_rows(found[1]):
+        return None
+    return _own_entries(inputs[0], found[1].key[0], found[1])
+
+
+def _names_rows(entry: Entries | None) -> bool:
+    """Whether indices begin with the row, on axis 0, of each entry."""
+    return _role(entry, INDICES) or (
+        entry is not None and _role(entry, f"{AT}{entry.key[0]}")
+    )
+
+
+def _scatter(op, output, found, inputs):
+    """The flow of entries that are written, each to its own row."""
+    places, updates = (0, 1) if op.type == "ScatterNd" else (1, 2)
+    entry = found[places]
+    if not _names_rows(entry) or not _role(found[updates], VALUES, entry.key):
+        return None
+    return _rows_apart(entry.key)
+
+
+def _sum_by_row(op, output, found, inputs):
+    """The flow of entries that are summed, each into its own row."""
+    by_row = _role(found[1], ROWS) and _role(found[0], VALUES, found[1].key)
+    return _rows_apart(found[1].key) if by_row else None
+
+
+def _has_all_rows(op, output, flow: Flow, batch_size: int | None, flow_of) -> bool:
+    """Whether an output has on axis 0 the rows of all examples, and no more."""
+    if op.type in ops.SCATTERS and op.type != "ScatterNd":
+        base = flow_of(op.inputs[0])
+        return base.leads and base.layout == flow.layout
+    length = op.inputs[1 if op.type == "SparseToDense" else 2]
+    if flow_of(length).kind == DATA or output.shape.rank is None:
+        return False
+    if batch_size is not None and output.shape[0] is not None:
+        return output.shape[0] == batch_size * flow.rows
+    like = rows_of_length(length, flow_of)
+    return like is not None and like.layout == flow.layout
 
 
 def _where(op, output, found, inputs):
@@ -439,7 +546,21 @@ def ctc_of_dense_labels(op, output: tf.Tensor, inputs: list[Flow]) -> Flow:
     return Flow(DATA, axes, 1, obstacle="which labels belong to which example")
 
 
+_LISTED = Flow(DATA, (0,), 1)
+
+#: Ops that write entries into rows; a sparse batch has as many rows as examples, but
+#: these ops make as many as an input says.
+_WRITES = ops.SCATTERS | ops.UNSORTED_SEGMENTS
+
+#: Ops whose rules take the number of rows from a sparse batch.
+_OF_SPARSE = ops.CTC | frozenset(
+    """RaggedTensorToTensor RaggedBincount Bincount DenseBincount SparseReshape
+    SparseFillEmptyRows""".split()
+)
+
 _RULES = {
+    **dict.fromkeys(ops.SCATTERS, _scatter),
+    **dict.fromkeys(ops.UNSORTED_SEGMENTS, _sum_by_row),
     **dict.fromkeys(ops.CTC, _ctc),
     "RaggedTensorToTensor": _padded,
     "RaggedBincount": _counted,
@@ -448,10 +569,12 @@ _RULES = {
     **dict.fromkeys(("Bincount", "DenseBincount"), _lengths),
     "Cumsum": _ends,
     "Reshape": _reshape,
+    "Squeeze": _reshape,
     "StridedSlice": _strided_slice,
     "ConcatV2": _concat,
     "GatherV2": _gather,
     "ResourceGather": _gather,
+    "GatherNd": _gather_nd,
     "Where": _where,
     "Unique": _unique,
     "SparseReshape": _sparse_reshape,

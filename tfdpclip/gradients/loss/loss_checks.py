@@ -230,8 +230,9 @@ def check_not_selected(tensor: tf.Tensor, flow: Flow) -> None:
 
 def check_uncoupled(tensor: tf.Tensor, flow: Flow) -> None:
     """Raises if an example's loss depends on further examples."""
-    if flow.coupled is not None:
-        op = flow.coupled
+    listed = None if flow.entry is None else flow.entry.source or tensor.op
+    op = flow.coupled or listed
+    if op is not None:
         raise ExampleIsolationError(
             f"The loss of one example depends on other examples: {op.name!r} "
             f"(a {op.type}) combines the examples of a batch before {tensor.name!r}. "

@@ -487,6 +487,9 @@ BY_ROWS_OF_OTHERS = {
             h[:, 0],
         )
     ),
+    "indices that are cast and read": lambda x, h: entries_at(
+        h * floating(tf.stack([rows_of(x), largest(h)], 1))[:, :1], largest(h)
+    ),
     "indices that are read": lambda x, h: ends(
         h
         * tf.reduce_sum(
@@ -581,6 +584,11 @@ def token_losses(h, labels, ignored=0):
     return tf.scatter_nd(tf.where(mask), found, tf.cast(tf.shape(mask), tf.int64))
 
 
+def rows_by_list(h, rows):
+    changed = tf.square(tf.gather(h, rows)) * P[0]
+    return tf.tensor_scatter_nd_update(h, rows[:, tf.newaxis], changed)
+
+
 def rows_of_mask(h, mask):
     found = tf.tanh(tf.boolean_mask(h, mask) @ W)
     return tf.scatter_nd(tf.where(mask), found, tf.shape(h, tf.int64))
@@ -613,6 +621,17 @@ BY_LISTS_OF_OTHERS = {
         lambda h, m, p, v: to_rows(
             h, p, v, rows=(p[:, 0] + 1) % tf.shape(h, tf.int64)[0]
         )
+    ),
+    "columns before rows": of_list(
+        lambda h, m, p, v: tf.scatter_nd(
+            tf.stack([p[:, 1], p[:, 0]], 1), v, tf.shape(h, tf.int64)
+        )
+    ),
+    "rows by numbers of entries": lambda x, h: ends(
+        rows_by_list(h, tf.where(tf.reshape(h, [-1])[::4] > 0)[:, 0])
+    ),
+    "rows by places of entries": lambda x, h: ends(
+        rows_by_list(h, tf.where(tf.reshape(h, [-1]) > 0)[:, 0] // 4)
     ),
     "columns for rows": of_list(lambda h, m, p, v: to_rows(h, p, v, rows=p[:, 1])),
     "one row": of_list(lambda h, m, p, v: to_rows(h, p, v, rows=p[:, 0] * 0)),
@@ -774,6 +793,14 @@ BY_OWN_ROWS = {
     "entries at the places of a mask, summed": of_list(
         lambda h, m, p, v: to_rows(h, p, tf.gather_nd(h, p) * v)
     ),
+    "rows of a list of numbers": lambda x, h: ends(
+        rows_by_list(h, tf.where(x[:, 0] > 0)[:, 0])
+    ),
+    "stacked places of a list": of_list(
+        lambda h, m, p, v: tf.scatter_nd(
+            tf.stack([p[:, 0], 3 - p[:, 1]], 1), v, tf.shape(h, tf.int64)
+        )
+    ),
     "softmax of each row's entries": of_list(
         lambda h, m, p, v: scattered_back(
             h,
@@ -825,6 +852,13 @@ BY_OWN_ROWS = {
             tf.concat([rows_of(x)[:, None], largest(h)[:, None]], 1),
             h[:, :1][:, 0],
             tf.shape(h),
+        )
+    ),
+    "joined columns, cast": lambda x, h: ends(
+        tf.tensor_scatter_nd_add(
+            h,
+            tf.cast(tf.concat([rows_of(x)[:, None], largest(h)[:, None]], 1), tf.int64),
+            h[:, 1],
         )
     ),
     "a mesh of places": lambda x, h: ends(

@@ -233,11 +233,14 @@ def _strided_slice(op, output, found, inputs):
         return None
     if (op.get_attr("new_axis_mask") | op.get_attr("shrink_axis_mask")) & 1:
         return None
-    if entry.role != INDICES:
-        new = entry.role == VALUES and op.get_attr("new_axis_mask")
-        return _entries(entry.key, VALUES) if new else None
+    places = entry.role.startswith(AT)
+    if entry.role != INDICES and not places:
+        new = entry.role in (VALUES, ROWS) and op.get_attr("new_axis_mask")
+        return _entries(entry.key, entry.role) if new else None
     if op.get_attr("new_axis_mask") or op.get_attr("shrink_axis_mask") != 2:
         return None
+    if places:
+        return _entries(entry.key, ROWS if _names_rows(entry) else entry.role)
     return _entries(entry.key, ROWS if bounds[0][1] == 0 else VALUES)
 
 
@@ -299,7 +302,10 @@ def _scatter(op, output, found, inputs):
     """The flow of entries that are written, each to its own row."""
     places, updates = (0, 1) if op.type == "ScatterNd" else (1, 2)
     entry = found[places]
-    if not _names_rows(entry) or not _role(found[updates], VALUES, entry.key):
+    alone = _role(entry, ROWS) and op.inputs[places].shape[1:] == [1]
+    if not (alone or _names_rows(entry)):
+        return None
+    if not _role(found[updates], VALUES, entry.key):
         return None
     return _rows_apart(entry.key)
 
@@ -409,6 +415,15 @@ def _concat(op, output, found, inputs):
         return None
     same = all(_role(entry, VALUES, first.key) for entry in rest)
     return _entries(first.key, INDICES) if same else None
+
+
+def _pack(op, output, found, inputs):
+    """The flow of indices that are stacked from row numbers and further columns."""
+    first, *rest = found
+    if output.shape.rank != 2 or op.get_attr("axis") not in (1, -1):
+        return None
+    apart = _role(first, ROWS) and all(_role(e, VALUES, first.key) for e in rest)
+    return _entries(first.key, INDICES) if apart else None
 
 
 def accidental_hits(op, output, inputs, batch_size) -> Flow:
@@ -570,6 +585,8 @@ _RULES = {
     "Cumsum": _ends,
     "Reshape": _reshape,
     "Squeeze": _reshape,
+    "ExpandDims": _reshape,
+    "Pack": _pack,
     "StridedSlice": _strided_slice,
     "ConcatV2": _concat,
     "GatherV2": _gather,

@@ -221,6 +221,9 @@ def _condition_inputs(op: tf.Operation) -> set[int]:
 def _chooses_rows(tensor: tf.Tensor, flows: Dataflow) -> bool:
     """Whether all readers use a tensor as row numbers, to read an example's own row."""
     for reader in (op for op in tensor.consumers() if op in flows):
+        if reader.type in ("Identity", "Cast") and tensor.dtype in known.EXACT:
+            if _chooses_rows(reader.outputs[0], flows):
+                continue
         choice = own_rows.row_choice(reader, flows.__getitem__)
         read = [i for i, t in enumerate(reader.inputs) if t is tensor]
         if choice is None or read != [choice[0]]:

@@ -170,7 +170,10 @@ def _in_rows(op, output, inputs, flow_of) -> Flow | None:
         return None
     if "Segment" in op.type:
         return _summed_in_rows(op, output, inputs, flow_of)
-    return _moved_in_rows(op, output, inputs, choice, flow_of)
+    moved = _moved_in_rows(op, output, inputs, choice, flow_of)
+    if moved is None and op.type in ops.SCATTERS:
+        return Flow(DATA, None)  # To own rows, of an unknown number.
+    return moved
 
 
 def _moved_in_rows(op, output, inputs, choice, flow_of) -> Flow | None:
@@ -264,7 +267,7 @@ def _scatter(op, output, inputs) -> Flow:
     apart = all(
         rows_alike(tensor, axis - output.shape.rank)
         for tensor in public
-        for axis in (result.axes if result.axes != (0,) else ())
+        for axis in result.axes
     )
     return dataclasses.replace(result, obstacle="" if apart else CONSTANT_BY_PLACE)
 

@@ -173,7 +173,9 @@ def transfer(
             flow = None
     if flow is None:
         # An op that depends on places in the list may combine entries of two examples.
-        return Flow(DATA, None, coupled=source or op)
+        # Writes to other places than the own rows combine them, whatever listed them.
+        named = op if op.type in _WRITES else source or op
+        return Flow(DATA, None, coupled=named)
     if flow.entry is not None and source is not None:
         entry = dataclasses.replace(flow.entry, source=source)
         flow = dataclasses.replace(flow, entry=entry)

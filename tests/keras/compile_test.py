@@ -179,6 +179,16 @@ def test_sample_weights_for_several_outputs():
     check(two_outputs(), {"a": "mse", "b": "mae"}, numbers(3), y, weight=weight)
 
 
+def test_weights_of_outputs_are_none_of_batches_with_the_same_outputs():
+    """The weights of the first output were taken for the weights of an element."""
+    y = {"a": numbers(1, seed=1), "b": numbers(2, seed=2)}
+    batches = Poisson(0.5).batches((numbers(3), y))
+    one, two = np.linspace(0, 2, COUNT), np.linspace(2, 0, COUNT)
+    weight = {"a": one.astype("float32"), "b": two.astype("float32")}
+    check(two_outputs(), {"a": "mse", "b": "mae"}, numbers(3), y, weight=weight)
+    assert batches.scheme.rate == 0.5  # Alive until now.
+
+
 @pytest.mark.slow
 def test_a_weight_of_zero_for_one_output_is_not_padding():
     y = {"a": numbers(1, seed=1), "b": numbers(2, seed=2)}

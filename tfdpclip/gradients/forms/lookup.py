@@ -12,8 +12,9 @@ from tfdpclip.gradients.forms.base_form import Form, cut_rows, sum_squares
 
 # The number of parts of the batch in which equal tokens of an example are searched.
 _PARTS = 4
-# Entries per token of an example's table of first places: as many as an embedding of
-# that width has. XLA sorts ten times as long as it writes such a table.
+# The greatest number of rows, for each token of an example, of a vocabulary with tables
+# of first places. A table then takes the memory of embeddings of this width. For 10,000
+# to 50,000 rows, XLA takes 3 to 13 times as long to sort the tokens on a CPU.
 _ENTRIES = 128
 
 

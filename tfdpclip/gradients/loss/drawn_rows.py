@@ -493,10 +493,12 @@ def _weights_given(graph: Any) -> list[tf.Tensor] | None:
         given = given[int(tf.get_static_value(place)) :: _replicas()]
     places = range(len(given) + 1)
     taken = handed_out.unused_first(handed_out.candidate_elements())
-    for start, end in ((i, j) for i in places for j in places[i + 2 :]):
-        part = given[start:end]
-        if part[-1].shape.rank == 1 and _is_vector(given[end : end + 1], part[-1]):
-            continue  # The weights of one of several outputs tell no records.
+    # Keras gives its function a batch and nothing else, so the weights are at the end;
+    # the weights of one of several outputs alone are not the weights of the records.
+    last = len(given) if graph.name in _keras_marks.STEP_FUNCTIONS else 0
+    for part in (
+        given[start:end] for start in places for end in places[max(start + 2, last) :]
+    ):
         if found := _weights_among(part):
             return found[0]
         for element in taken:
@@ -504,10 +506,6 @@ def _weights_given(graph: Any) -> list[tf.Tensor] | None:
             if weights := _weights_by(element.specs, element.weights, part):
                 return weights
     return None
-
-
-def _is_vector(tensors: list[tf.Tensor], like: tf.Tensor) -> bool:
-    return any(t.shape.rank == 1 and t.dtype == like.dtype for t in tensors)
 
 
 _UNTOLD = (

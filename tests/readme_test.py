@@ -53,7 +53,7 @@ def test_python_blocks_run_in_order(capsys):
     names: dict = {}
     for block in python_blocks():
         exec(compile(block, "README.md", "exec"), names)
-    assert int(names["model"].optimizer.iterations) == names["plan"].steps == 50
+    assert int(names["model"].optimizer.iterations) == names["plan"].steps == 520
     assert "epsilon" in capsys.readouterr().out
 
 

@@ -173,10 +173,7 @@ class BudgetPlan(ShownAsText, abc.ABC):
         names, factors = ("epsilon", self._SIZE, self._LENGTH), (0.5, 2)
         others = list(itertools.product(names, factors))
         for name, factor in _progress.bar(others, title="neighbours", unit="plan"):
-            value = self._settings[name]
-            if isinstance(value, str):
-                value = self._size  # "auto"
-            value *= factor
+            value = getattr(self, name) * factor
             if name != "epsilon":
                 value = int(value)
                 if value < 1 or (name == self._SIZE and value > self._population):
@@ -193,7 +190,8 @@ class BudgetPlan(ShownAsText, abc.ABC):
             # The last phase stands for the neighbour's run in place of this plan's.
             own = dataclasses.replace(self._planned(), runs=[0])
             before.phases = [*self._before, own]
-        return self.replace(**{name: value}, ledger=before)
+        sizes = {part: getattr(self, part) for part in (self._SIZE, self._LENGTH)}
+        return self.replace(**{**sizes, name: value}, ledger=before)
 
     def _row(self, change: str, plan: BudgetPlan) -> dict[str, Any]:
         return {
@@ -201,7 +199,7 @@ class BudgetPlan(ShownAsText, abc.ABC):
             "epsilon": plan.epsilon,
             "delta": plan.delta,
             self._SIZE: plan._size,
-            self._LENGTH: plan._settings[self._LENGTH],
+            self._LENGTH: getattr(plan, self._LENGTH),
             "steps": plan.steps,
             "momentum": plan._settings["momentum"],
             "noise_multiplier": plan.noise_multiplier,

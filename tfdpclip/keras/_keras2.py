@@ -231,6 +231,12 @@ def steps_per_execution(model: Any) -> int:
     return 1 if variable is None else whole_number(variable)
 
 
+def set_steps_per_execution(model: Any, steps: int) -> None:
+    """Sets the number of steps per execution of a compiled model."""
+    model._configure_steps_per_execution(steps)
+    model.train_function = None
+
+
 def spare_logs(callback: Any) -> None:
     """Marks a callback that reads no logs of batches, or accepts tensors in them.
 

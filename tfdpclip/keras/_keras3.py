@@ -284,6 +284,12 @@ def steps_per_execution(model: Any) -> int:
     return int(model.steps_per_execution)
 
 
+def set_steps_per_execution(model: Any, steps: int) -> None:
+    """Sets the number of steps per execution of a compiled model."""
+    model.steps_per_execution = steps
+    model.train_function = None
+
+
 def spare_logs(callback: Any) -> None:
     """Does nothing: Keras 3 gives numbers to every callback."""
 

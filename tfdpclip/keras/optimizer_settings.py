@@ -6,7 +6,7 @@ untrue.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -91,6 +91,8 @@ class OptimizerSettings:
         self._rule = rule
         # Made with the variables, because a rule may depend on them.
         self._bound_mechanism: Mechanism | None = None
+        # Called once with the variables: a plan's rate depends on their number.
+        self._fit_rate: Callable[[list[tf.Variable]], None] | None = None
         self._noise_setting = noise_multiplier
         self._expected_batch_size = expected_batch_size
         self._accumulation_steps = accumulation_steps

@@ -121,6 +121,8 @@ class OptimizerVariables(OptimizerSettings):
         if kept.built:
             return
         kept.built = True
+        if self._fit_rate is not None:
+            self._fit_rate(var_list)
         if self.noise_schedule is not None:
             self._step_history.prepare()
         if self._accumulation_steps > 1 and replicas.count() == 1:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _arguments
-from tfdpclip.accounting.batch_size import BatchSizeAdvice, batch_size_advice
 from tfdpclip.accounting.plan_arguments import MADE_FOR_MOMENTUM
+from tfdpclip.clipping import FixedClip, as_rule
 from tfdpclip.sampling.allocation import RandomAllocation
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.poisson import FullBatch, Poisson
@@ -17,10 +19,18 @@ from tfdpclip.sampling.separated import MinSeparation
 
 #: Sampling schemes by name.
 SAMPLING = ("poisson", "random_allocation", "fixed_size", "shuffled", "fixed_order")
-#: The least number of steps that batch_size="auto" leaves. With 79 steps the rule of
-#: Rehn et al. was within 0.5 points of the best; with their 20 steps it lost up to 1.3
-#: (docs/results/real).
-_LEAST_STEPS = 80
+# The length of a run without `batch_size` or `epochs`, and the walk of a weight by
+# noise: chosen on twelve tasks at epsilon 1 and 3, docs/results/nothing_to_tune.
+_STEPS, _EPOCHS, _LEAST_EPOCHS, _FEW_RECORDS, _LEAST_BATCH = 500, 40, 10, 10_000, 16
+_WALK, _FEW_WEIGHTS = 0.4, 10_000
+#: The clip rule beside a learning rate of the plan. Norms of 1 to 3 differ little; a
+#: quantile falls below the norms of rare classes, and its counts cost small batches
+#: noise.
+PLANNED_CLIP = FixedClip(1.0, normalize=True)
+#: The optimizers whose learning rate a plan can choose.
+WITH_PLANNED_RATE = tuple(
+    getattr(tf.keras.optimizers, name) for name in ("SGD", "Adam", "AdamW", "Nadam")
+)
 # Batches of an execution: epochs of small models with 4 and with 8 differ by less than
 # a tenth (docs/results/speed). An epoch keeps enough executions for a progress bar.
 _EXECUTED, _EXECUTIONS = 8, 4
@@ -63,21 +73,109 @@ def chosen_execution(batches: int) -> int:
     return min(whole, key=lambda k: abs(k - _EXECUTED), default=min(_EXECUTED, most))
 
 
-def chosen_batch_size(
-    name: str, sampling: str, examples: int, epochs: int, epsilon: float, delta: float
-) -> BatchSizeAdvice:
-    """The batch size that a rule of this name chooses, and the reason.
+def choose_length(
+    examples: int, batch_size: int | None, epochs: int | None
+) -> tuple[int, int]:
+    """The batch size and the epochs of a plan, where the user gives one or neither.
+
+    The noise of a whole run hardly depends on the batch size and the epochs, once z is
+    above 1; the number of steps does not matter either, from a few hundred on
+    (docs/results/nothing_to_tune). So a run has `_STEPS` steps. More epochs cost time,
+    and reduce noise the less the more records there are.
+
+    *Formal guarantees*: a function of public numbers.
+
+    Args:
+      examples: N, the number of records.
+      batch_size: the expected records of a step, or None.
+      epochs: the passes through the records, or None.
+
+    >>> choose_length(5000, None, None), choose_length(60_000, None, None)
+    ((400, 40), (1920, 16))
+    >>> choose_length(5000, 100, None), choose_length(5000, None, 10)
+    ((100, 10), (100, 10))
+    """
+    if epochs is None:
+        epochs = _EPOCHS
+        if batch_size is not None:
+            epochs = min(epochs, max(1, round(_STEPS * batch_size / examples)))
+        elif examples > _FEW_RECORDS:
+            epochs = max(
+                _LEAST_EPOCHS, round(epochs * (_FEW_RECORDS / examples) ** 0.5)
+            )
+    if batch_size is None:
+        batch_size = max(min(examples, _LEAST_BATCH), round(examples * epochs / _STEPS))
+    return min(batch_size, examples), epochs
+
+
+def planned_learning_rate(
+    optimizer: type, options: dict[str, Any], noise: float, steps: int
+) -> Any:
+    """The learning rate for a noise on the mean gradient, falling to 0 in a line.
+
+    Noise alone moves each weight in a random walk. The rate gives the walk the same
+    length, `_WALK` without the decay, whatever epsilon, batch size and epochs are. The
+    step of SGD is proportional to the noise; the division of Adam removes the noise.
+    `fit_rate_to_weights` makes the rate smaller for large models.
+
+    *Formal guarantees*: a function of public numbers.
+
+    Args:
+      optimizer: a class of `WITH_PLANNED_RATE`.
+      options: the arguments of the optimizer: `momentum` and `clip` matter to SGD.
+      noise: the stddev of the noise on a coordinate of the mean, in clip norms.
+      steps: T, the steps of the plan.
+
+    Returns:
+      A Keras schedule.
 
     Raises:
-      ValueError: if there is no rule of this name, or not for this sampling.
+      ValueError: for SGD, if the size of clipped records is not known before the run.
     """
-    _arguments.choice("batch_size", name, ("auto",))
-    if sampling != "poisson":
+    step = _WALK / steps**0.5
+    if issubclass(optimizer, tf.keras.optimizers.SGD):
+        step *= (1 - options["momentum"]) / (noise * _clipped_size(options["clip"]))
+    return tf.keras.optimizers.schedules.PolynomialDecay(step, steps, 0.0)
+
+
+def fit_rate_to_weights(schedule: Any, variables: Sequence[Any]) -> None:
+    """Makes a planned rate smaller for more than `_FEW_WEIGHTS` weights.
+
+    In a wide layer the first weights are small, and so must be the walk of the noise.
+    The rows of an `Embedding` do not count.
+    """
+    layers = [v for v in variables if "embeddings" not in v.name]
+    weights = sum(int(np.prod(v.shape)) for v in layers)
+    schedule.initial_learning_rate *= min(1.0, _FEW_WEIGHTS / max(1, weights)) ** (
+        1 / 3
+    )
+
+
+def _clipped_size(clip: Any) -> float:
+    """The largest norm of a clipped record, for a rule whose norm does not move."""
+    rule = as_rule(clip)
+    if getattr(rule, "normalize", False):
+        return 1.0
+    if rule.has_groups or not isinstance(rule.initial_state(), tuple):
         raise ValueError(
-            'batch_size="auto" is a rule for sampling="poisson"; give a number with '
-            f'sampling="{sampling}".'
+            f"learning_rate is missing: the step of SGD grows with the clip norm, and "
+            f"{rule} moves it, or has several. Write learning_rate=..., or "
+            "normalize=True in the clip rule, or take dpc.keras.DPAdam."
         )
-    return batch_size_advice(examples, epochs, epsilon, delta, _LEAST_STEPS)
+    return float(rule.sensitivity(rule.initial_state()))
+
+
+def describe_optimizer(optimizer: Any) -> str:
+    """An optimizer's update rule and learning rate, for the text of a plan."""
+    config = optimizer.get_config()
+    rate, words = config["learning_rate"], type(optimizer).__name__
+    if config.get("momentum"):
+        words += f", momentum {config['momentum']:g}"
+    if not isinstance(rate, dict):
+        return f"{words}, learning rate {float(rate):.3g}"
+    first = rate["config"].get("initial_learning_rate")
+    words += f", learning rate by {rate['class_name']}"
+    return words if first is None else f"{words} from {float(first):.3g}"
 
 
 def refuse_other_momentum(optimizer: Any, noise: Any, momentum: float) -> None:

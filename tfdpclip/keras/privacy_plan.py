@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,14 +27,20 @@ from tfdpclip.keras import _compat, step_memory
 from tfdpclip.keras.matrix_run import check_secret
 from tfdpclip.keras.optimizers import privatize
 from tfdpclip.keras.plan_choices import (
+    PLANNED_CLIP,
+    WITH_PLANNED_RATE,
     check_sampling,
-    chosen_batch_size,
+    choose_length,
     chosen_execution,
+    describe_optimizer,
+    fit_rate_to_weights,
+    planned_learning_rate,
     refuse_other_momentum,
     scheme_of,
 )
 from tfdpclip.keras.privacy_budget import PrivacyBudget
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
+from tfdpclip.keras.watching.executions import runs_eagerly
 from tfdpclip.keras.watching.step_history import StepHistory, history_of
 from tfdpclip.noise.runs import CorrelatedNoise
 from tfdpclip.sampling.allocation import RandomAllocation
@@ -41,15 +48,21 @@ from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
 from tfdpclip.sampling.capacity import fit_capacity
 
-_LINES = (
-    "    model.compile(plan.optimizer(dpc.keras.DPAdam, learning_rate=1e-3), loss)\n"
-    "    model.fit(plan.batches((x, y)), epochs=plan.epochs, callbacks=plan.callbacks)"
-)
+_LINES = "    model.compile(plan.optimizer(), loss)\n    plan.fit(model, (x, y))"
 # Arguments that the plan gives to an optimizer, and to batches.
 _PLANNED = ("noise_multiplier", "expected_batch_size", "accumulation_steps")
 _PLANNED += ("unit", "noise", "rows_per_record")
 _SHAPED = ("physical_batch_size", "accumulation_steps", "steps", "independent_groups")
 _SHAPED += ("views", "per_person")
+_IN_FIT = {
+    "x": "write plan.fit(model, (x, y))",
+    "y": "write plan.fit(model, (x, y))",
+    "sample_weight": "write plan.fit(model, (x, y, sample_weight))",
+    "batch_size": "write PrivacyPlan(..., batch_size=...)",
+    "shuffle": "the plan draws the records",
+    "steps_per_epoch": "an epoch of the plan has all of its steps",
+    "validation_split": "split the data first, and give validation_data=(x, y)",
+}
 # The plan's own arguments for these; `physical_batch_size` for the rest.
 _SAID = {"views": "views", "per_person": "per_person"}
 
@@ -57,10 +70,9 @@ _SAID = {"views": "views", "per_person": "per_person"}
 class PrivacyPlan(BudgetPlan):
     """A budget and the public facts of a run; noise, rates and steps follow.
 
-        plan = dpc.keras.PrivacyPlan(
-            epsilon=3, delta=1e-5, examples=len(x), batch_size=256, epochs=20)
-        model.compile(plan.optimizer(dpc.keras.DPAdam, learning_rate=1e-3), loss)
-        model.fit(plan.batches((x, y)), epochs=plan.epochs, callbacks=plan.callbacks)
+        plan = dpc.keras.PrivacyPlan(epsilon=3, delta=1e-5, examples=len(x))
+        model.compile(plan.optimizer(), loss)
+        plan.fit(model, (x, y))
         print(plan)
 
     *Formal guarantees*
@@ -80,9 +92,9 @@ class PrivacyPlan(BudgetPlan):
       epsilon: The budget.
       delta: In (0, 1 / examples).
       examples: Number of training examples.
-      batch_size: Expected examples per step; "auto" takes the rule of Rehn et al.
-        (2025) with at least 80 steps (`dpc.tuning.batch_size_advice`).
-      epochs: How often to go through the data, on average.
+      batch_size: Expected examples per step. By default, the run has 500 steps.
+      epochs: How often to go through the data, on average. By default 40, fewer above
+        10,000 examples, or as many as give 500 steps of `batch_size`.
       sampling: `"poisson"` by default, and all examples in every step if the batch is
         as large as the data. `"random_allocation"`: each example in one random step of
         each epoch, with the number of steps that brings a batch nearest to
@@ -142,8 +154,8 @@ class PrivacyPlan(BudgetPlan):
         epsilon: float,
         delta: float,
         examples: int,
-        batch_size: int | str,
-        epochs: int,
+        batch_size: int | None = None,
+        epochs: int | None = None,
         *,
         sampling: str | None = None,
         noise: str | NoiseMatrix = "independent",
@@ -178,18 +190,26 @@ class PrivacyPlan(BudgetPlan):
         if sampling is None:
             sampling = "poisson" if noise == "independent" else "fixed_order"
         epsilon, delta, examples = check_facts(epsilon, delta, "examples", examples)
-        epochs = _arguments.integer("epochs", epochs, 1)
+        if epochs is not None:
+            epochs = _arguments.integer("epochs", epochs, 1)
+        if batch_size is not None:
+            batch_size = _arguments.integer("batch_size", batch_size, 1)
+            if batch_size > examples:
+                raise ValueError(
+                    f"batch_size must be at most examples ({examples}), got "
+                    f"{batch_size}."
+                )
         check_sampling(sampling)
         check_accountant(accountant)
         if physical_batch_size is not None:
             physical_batch_size = _arguments.integer(
                 "physical_batch_size", physical_batch_size, 1
             )
-        self.examples, self.epochs = examples, epochs
-        self._set_batch_size(batch_size, sampling, epsilon, delta)
+        self.examples = examples
+        self.batch_size, self.epochs = choose_length(examples, batch_size, epochs)
         self._asked = scheme_of(sampling, self.batch_size, examples)
         drawn = self._shape_batches(physical_batch_size)
-        steps = epochs * drawn.steps_per_epoch(examples)
+        steps = self.epochs * drawn.steps_per_epoch(examples)
         matrix = named_matrix(noise, steps, drawn, self._momentum)
         self._noise = None if matrix is None else CorrelatedNoise(matrix, steps, drawn)
         super().__init__(
@@ -214,6 +234,7 @@ class PrivacyPlan(BudgetPlan):
         # The number of batches in a step of its optimizers.
         self._summed = self.accumulation_steps
         self._histories: list[StepHistory] = []
+        self._made: PrivateOptimizer | None = None
 
     def _set_record(self, views: int, per_person: int | None) -> None:
         """Sets the rows of a record: views of an example, or examples of a person."""
@@ -222,24 +243,6 @@ class PrivacyPlan(BudgetPlan):
         if per_person is not None:
             self.per_person = _arguments.integer("per_person", per_person, 1)
             self._RECORDS = "people"
-
-    def _set_batch_size(
-        self, batch_size: int | str, sampling: str, epsilon: float, delta: float
-    ) -> None:
-        """Sets the batch size, as given or as chosen by a rule."""
-        #: The reason for the batch size, if the plan chose it.
-        self.batch_size_advice = None
-        if isinstance(batch_size, str):
-            self.batch_size_advice = chosen_batch_size(
-                batch_size, sampling, self.examples, self.epochs, epsilon, delta
-            )
-            batch_size = self.batch_size_advice.batch_size
-        self.batch_size = _arguments.integer("batch_size", batch_size, 1)
-        if self.batch_size > self.examples:
-            raise ValueError(
-                f"batch_size must be at most examples ({self.examples}), got "
-                f"{batch_size}."
-            )
 
     def _shape_batches(self, physical_batch_size: int | None) -> SamplingScheme:
         """Sets the rows and number of a step's batches; returns the accounted scheme.
@@ -262,23 +265,38 @@ class PrivacyPlan(BudgetPlan):
             self._expected = asked.expected_batch_size(examples)
         return drawn
 
-    def optimizer(self, optimizer: type, *args: Any, **options: Any) -> Any:
+    def optimizer(
+        self, optimizer: type | None = None, *args: Any, **options: Any
+    ) -> Any:
         """A private optimizer with the noise of the plan.
+
+        Without a learning rate, `DPSGD`, `DPAdam`, `DPAdamW` and `Nadam` take the
+        plan's: it gives the random walk of the noise a fixed size, and falls to 0 over
+        the steps of the plan. Beside it, the clip norm is 1, normalised, where no
+        `clip` is given. `print(plan)` shows the numbers.
+
+        *Formal guarantees*: the rate is a function of the plan's public numbers.
 
         Args:
           optimizer: A class: an optimizer of `dpc.keras` (`dpc.keras.DPAdam`), or any
-            Keras optimizer, which is made private.
+            Keras optimizer, which is made private. By default `DPSGD`, with a momentum
+            of 0.9 where no `momentum` is given.
           *args: Arguments of that class.
           **options: Arguments of that class, such as `clip` and `learning_rate`.
 
         Raises:
           ValueError: If an argument belongs to the plan, the clip rule's counts are too
-            precise for the noise, or the noise is made for another momentum.
+            precise for the noise, the noise is made for another momentum, or a rule
+            whose clip norm is not known before the run has no learning rate.
 
         >>> plan = PrivacyPlan(3, 1e-5, examples=1000, batch_size=100, epochs=5)
         >>> plan.optimizer(tf.keras.optimizers.SGD, 0.1).expected_batch_size
         100.0
+        >>> round(float(plan.optimizer().momentum), 2)
+        0.9
         """
+        if optimizer is None:
+            optimizer = tf.keras.optimizers.SGD
         if not (isinstance(optimizer, type) and hasattr(optimizer, "from_config")):
             raise ValueError(
                 "optimizer must be a class, such as dpc.keras.DPAdam or "
@@ -293,6 +311,9 @@ class PrivacyPlan(BudgetPlan):
                 )
         if not issubclass(optimizer, PrivateOptimizer):
             optimizer = privatize(optimizer)
+        planned = not args and "learning_rate" not in options
+        if planned:
+            self._set_learning_rate(optimizer, options)
         with self._counting():
             made = optimizer(
                 *args,
@@ -308,7 +329,24 @@ class PrivacyPlan(BudgetPlan):
         refuse_other_momentum(made, self._settings["noise"], self._momentum)
         self._histories.append(history_of(made))
         self._clip = str(made.clip)
+        self._made = made
+        if planned and "learning_rate" in options:
+            made._fit_rate = functools.partial(
+                fit_rate_to_weights, options["learning_rate"]
+            )
         return made
+
+    def _set_learning_rate(self, optimizer: type, options: dict[str, Any]) -> None:
+        """Sets the plan's clip rule, learning rate and momentum in `options`."""
+        if not issubclass(optimizer, WITH_PLANNED_RATE):
+            return
+        options.setdefault("clip", PLANNED_CLIP)
+        if issubclass(optimizer, tf.keras.optimizers.SGD):
+            usual = 0.9 if self._noise is None else self._momentum
+            options.setdefault("momentum", usual)
+        options["learning_rate"] = planned_learning_rate(
+            optimizer, options, self.noise_multiplier / self._expected, self.steps
+        )
 
     def batches(self, data: Any, *others: Any, **options: Any) -> Batches:
         """The data, drawn as planned; for `fit`.
@@ -447,6 +485,68 @@ class PrivacyPlan(BudgetPlan):
             return 1
         return chosen_execution(self.steps // self.epochs * self.accumulation_steps)
 
+    def fit(
+        self,
+        model: tf.keras.Model,
+        data: Any,
+        *,
+        people: Any = None,
+        epochs: int | None = None,
+        callbacks: Sequence[tf.keras.callbacks.Callback] = (),
+        steps_per_execution: int | None = None,
+        **options: Any,
+    ) -> tf.keras.callbacks.History:
+        """Trains a model that was compiled with `plan.optimizer()`.
+
+        The same run as `model.fit(plan.batches(data), epochs=plan.epochs,
+        callbacks=plan.callbacks)`, in executions of `steps_per_execution`, and dealt to
+        the replicas where the model was compiled in the scope of a strategy.
+
+        Args:
+          model: The compiled model.
+          data: As for `batches`: (x, y), (x, y, sample_weight), a data set; or batches
+            of this plan, such as ``plan.batches((x, y)).map(augment)``.
+          people: With `per_person`, the person of each example.
+          epochs: The epochs of this call, by default all of the plan's.
+          callbacks: Further callbacks, called after those of the plan.
+          steps_per_execution: Batches in one call of the training function; by default
+            the plan's, unless the model was compiled with its own.
+          **options: Further arguments of `model.fit`: `validation_data`,
+            `class_weight`, `verbose`, `initial_epoch`.
+
+        Returns:
+          Keras's history, with `epsilon` and `clip_norm` of each epoch.
+
+        Raises:
+          ValueError: If an option belongs to the plan or to `data`.
+        """
+        for name, instead in _IN_FIT.items():
+            if name in options:
+                raise ValueError(f"{name} is no option of plan.fit: {instead}.")
+        if not isinstance(data, Batches):
+            drawn = {} if people is None else {"people": people}
+            data = self.batches(data, **drawn)
+        elif people is not None:
+            raise ValueError("people belongs to plan.batches(..., people=ids) here.")
+        else:
+            self._batches = data
+        size = steps_per_execution
+        if size is None and _compat.steps_per_execution(model) == 1:
+            size = self.steps_per_execution
+        if size is not None and not runs_eagerly(model):
+            _compat.set_steps_per_execution(model, size)
+        strategy = model.optimizer._scope.strategy
+        if strategy.num_replicas_in_sync > 1:
+            options["steps_per_epoch"] = data.steps_per_epoch * data.accumulation_steps
+            data = data.distribute(strategy)
+        return model.fit(
+            data,
+            epochs=self.epochs if epochs is None else epochs,
+            callbacks=[*self.callbacks, *callbacks],
+            shuffle=False,
+            **options,
+        )
+
     @property
     def callbacks(self) -> list[tf.keras.callbacks.Callback]:
         """Callbacks for `fit`: a `PrivacyBudget` for the last `batches` and the ledger.
@@ -510,6 +610,6 @@ class PrivacyPlan(BudgetPlan):
             ),
         ]
         facts += self._facts_of_release()
-        if self.batch_size_advice is not None:
-            facts.append(("batch size", self.batch_size_advice.reason))
+        if self._made is not None:
+            facts.append(("updates", describe_optimizer(self._made)))
         return facts

@@ -1,0 +1,231 @@
+"""A plan that is given a budget and a number of examples trains a model by itself."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdpclip as dpc
+
+EXAMPLES = 400
+
+
+def rate_at(optimizer, step):
+    """The learning rate of a step, as a file would have it."""
+    rate = optimizer.get_config()["learning_rate"]
+    if isinstance(rate, dict):
+        rate = tf.keras.optimizers.schedules.deserialize(rate)(step)
+    return float(rate)
+
+
+def plan_of(examples=EXAMPLES, **settings):
+    return dpc.keras.PrivacyPlan(3.0, 1e-4, examples, **settings)
+
+
+def data():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(EXAMPLES, 5)).astype("float32"), rng.integers(3, size=400)
+
+
+def compiled(plan, units=3, optimizer=None, **options):
+    tf.keras.utils.set_random_seed(4)
+    layers = [tf.keras.Input([5]), tf.keras.layers.Dense(units)]
+    model = tf.keras.Sequential(layers)
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(plan.optimizer(optimizer, **options), loss)
+    return model
+
+
+@pytest.mark.parametrize("examples", [30, 400, 5000, 20_000, 60_000, 2_000_000])
+def test_a_run_has_hundreds_of_steps_whatever_the_number_of_examples(examples):
+    plan = dpc.keras.PrivacyPlan(3.0, 1e-8, examples, accountant="rdp")
+    steps = plan.epochs * plan.examples / plan.batch_size
+    assert min(500, plan.epochs * max(1, examples // 16)) * 0.9 <= steps <= 550
+    assert 10 <= plan.epochs <= 40
+
+
+def test_one_of_batch_size_and_epochs_decides_the_other():
+    assert plan_of(5000, epochs=10).batch_size == 100
+    assert plan_of(5000, batch_size=100).epochs == 10
+    assert plan_of(5000, batch_size=5).epochs == 1
+    changed = plan_of(5000).replace(epochs=10)
+    assert (changed.batch_size, changed.epochs) == (100, 10)
+    given = plan_of(5000, batch_size=70, epochs=3)
+    assert (given.batch_size, given.epochs) == (70, 3)
+
+
+def first_rate(optimizer, units=1):
+    variables = [tf.Variable(tf.zeros([2, units]), name="kernel")]
+    optimizer.build(variables)
+    return rate_at(optimizer, 0)
+
+
+def test_the_walk_of_the_noise_has_one_length_at_every_noise():
+    walks = []
+    for settings in ({}, {"batch_size": 40, "epochs": 3}, {"batch_size": 200}):
+        plan = plan_of(**settings)
+        noise = plan.noise_multiplier / plan.batch_size
+        rate = first_rate(plan.optimizer())
+        walks.append(rate / (1 - 0.9) * noise * plan.steps**0.5)
+        adam = first_rate(plan.optimizer(dpc.keras.DPAdam))
+        assert adam * plan.steps**0.5 == pytest.approx(walks[-1], rel=1e-5)
+    assert walks == pytest.approx([walks[0]] * 3, rel=1e-5)
+
+
+def test_the_rate_knows_momentum_and_the_size_of_clipped_records():
+    plan = plan_of()
+    usual = first_rate(plan.optimizer())
+    assert first_rate(plan.optimizer(dpc.keras.DPSGD)) == usual
+    without = plan.optimizer(dpc.keras.DPSGD, momentum=0.0)
+    assert first_rate(without) == pytest.approx(10 * usual)
+    fixed = plan.optimizer(clip=dpc.FixedClip(4.0))
+    assert first_rate(fixed) == pytest.approx(usual / 4)
+    assert plan.optimizer().clip == dpc.FixedClip(1.0, normalize=True)
+    assert first_rate(plan.optimizer(clip=2.0)) == pytest.approx(usual / 2)
+    scaled = plan.optimizer(clip=dpc.QuantileClip(normalize=True))
+    assert first_rate(scaled) == usual
+    for clip in (dpc.QuantileClip(), dpc.LayerwiseClip()):
+        with pytest.raises(ValueError, match="learning_rate is missing.*normalize"):
+            plan.optimizer(clip=clip)
+        plan.optimizer(dpc.keras.DPAdam, clip=clip)
+        plan.optimizer(clip=clip, learning_rate=0.1)
+
+
+def test_the_rate_falls_to_nothing_over_the_steps_of_the_plan():
+    plan = plan_of()
+    optimizer = plan.optimizer()
+    first = first_rate(optimizer)
+    assert rate_at(optimizer, plan.steps // 2) == pytest.approx(first / 2, rel=0.01)
+    assert rate_at(optimizer, plan.steps) == 0.0
+
+
+def test_a_large_model_has_a_smaller_rate_and_embeddings_do_not_count():
+    plan = plan_of()
+    small, large = (first_rate(plan.optimizer(), units) for units in (10, 40_000))
+    assert large == pytest.approx(small / 2, rel=1e-5)
+    optimizer = plan.optimizer()
+    optimizer.build([tf.Variable(tf.zeros([40_000, 2]), name="embeddings")])
+    assert rate_at(optimizer, 0) == pytest.approx(small)
+
+
+def test_a_given_rate_and_momentum_are_kept():
+    optimizer = plan_of().optimizer(dpc.keras.DPSGD, learning_rate=0.3)
+    assert first_rate(optimizer) == pytest.approx(0.3)
+    assert float(optimizer.momentum) == 0.0
+    assert "QuantileClip" in str(optimizer.clip)
+    assert first_rate(plan_of().optimizer(dpc.keras.DPAdam, 0.02)) == pytest.approx(
+        0.02
+    )
+
+
+def test_the_text_of_the_plan_has_every_number():
+    plan = plan_of()
+    model = compiled(plan)
+    rate = rate_at(model.optimizer, 0)
+    model.optimizer.build(model.trainable_variables)
+    text = str(plan)
+    for part in (f"{rate:.3g}", "momentum 0.9", f"{plan.steps} in all", "DPSGD"):
+        assert part in text
+
+
+def test_correlated_noise_keeps_the_momentum_that_it_is_made_for():
+    plan = plan_of(batch_size=40, epochs=2, noise="buffered", momentum=0.5)
+    assert float(plan.optimizer().momentum) == 0.5
+
+
+def test_fit_is_the_long_way():
+    weights = []
+    for short in (True, False):
+        plan = plan_of(batch_size=40, epochs=2)
+        model = compiled(plan, seed=1)
+        batches = plan.batches(data(), seed=2)
+        if short:
+            history = plan.fit(model, batches, verbose=0).history
+            assert len(history["epsilon"]) == 2
+        else:
+            model.fit(batches, epochs=2, callbacks=plan.callbacks, verbose=0)
+        assert plan.ledger.steps == plan.steps
+        weights.append(model.get_weights())
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_fit_takes_arrays_callbacks_validation_and_class_weights():
+    plan = plan_of(batch_size=40, epochs=2)
+    model = compiled(plan)
+    seen = []
+    each = tf.keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda _, logs: seen.append(logs)
+    )
+    history = plan.fit(
+        model,
+        data(),
+        callbacks=[each],
+        class_weight={0: 1.0, 1: 0.5, 2: 1.0},
+        validation_data=data(),
+        verbose=0,
+    )
+    assert len(seen) == 2 and "epsilon" in seen[0] and "val_loss" in history.history
+    assert plan.ledger.epsilon() <= 3.0
+
+
+def test_fit_of_people_takes_their_ids():
+    plan = plan_of(100, batch_size=20, epochs=1, per_person=4)
+    model = compiled(plan)
+    plan.fit(model, data(), people=np.arange(EXAMPLES) // 4, verbose=0)
+    assert plan.ledger.steps == plan.steps
+    with pytest.raises(ValueError, match="people"):
+        plan.fit(model, plan.batches(data(), people=np.arange(400) // 4), people=[1])
+
+
+def test_fit_runs_in_executions_unless_the_model_has_its_own():
+    plan = plan_of(batch_size=10, epochs=1)
+    model = compiled(plan)
+    calls = []
+    count = tf.keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda b, _: calls.append(b)
+    )
+    plan.fit(model, data(), callbacks=[count], verbose=0)
+    assert len(calls) == plan.steps / plan.steps_per_execution < plan.steps
+    calls.clear()
+    plan = plan.replace()
+    model = compiled(plan)
+    model.compile(model.optimizer, model.loss, steps_per_execution=2)
+    plan.fit(model, data(), callbacks=[count], verbose=0)
+    assert len(calls) == plan.steps / 2
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"batch_size": 3},
+        {"shuffle": True},
+        {"steps_per_epoch": 4},
+        {"validation_split": 0.1},
+        {"sample_weight": np.ones(EXAMPLES)},
+        {"x": 1},
+        {"y": 1},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_fit_refuses_what_the_plan_decides(option):
+    plan = plan_of(batch_size=40, epochs=1)
+    model = compiled(plan)
+    with pytest.raises(ValueError, match=f"{next(iter(option))} is no option.*: "):
+        plan.fit(model, data(), **option)
+    assert not plan.ledger.phases
+
+
+@pytest.mark.slow
+def test_digits_are_learned_with_nothing_tuned():
+    """Chance is 10 %."""
+    load_digits = pytest.importorskip("sklearn.datasets").load_digits
+    x, y = load_digits(return_X_y=True)
+    x = (x / 16).astype("float32")
+    plan = dpc.keras.PrivacyPlan(3, 1e-5, examples=1500)
+    hidden = tf.keras.layers.Dense(64, activation="relu")
+    model = tf.keras.Sequential([hidden, tf.keras.layers.Dense(10)])
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(plan.optimizer(), loss)
+    plan.fit(model, (x[:1500], y[:1500]), verbose=0)
+    predicted = model.predict(x[1500:], verbose=0).argmax(-1)
+    assert (predicted == y[1500:]).mean() > 0.8

@@ -109,7 +109,7 @@ class Setting:
         return f"{words}; or several, separated by commas" if self.several else words
 
     def example(self, name: str) -> str:
-        """The setting with a value that works, as in ``rounds=60``, or ``file=FILE``."""
+        """The setting with a value that works: ``rounds=60``, or ``file=FILE``."""
         good = self.good
         if good is None:
             good = self.default

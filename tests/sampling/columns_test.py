@@ -497,3 +497,91 @@ class TestRowsOfFramesGoTogether:
                 release()
         assert statistics.left == 3
         statistics.moments(frame["a"], low=0, high=9)
+
+
+# A third entry that is no weight.
+
+
+def _entries(low, high, dtype, *row):
+    rng = np.random.default_rng(3)
+    return tuple(
+        (low + (high - low) * rng.random((12, *row))).astype(dtype) for _ in range(3)
+    )
+
+
+TRIPLETS = {
+    "images in [0, 1]": _entries(0, 1, "float32", 6, 6, 3),
+    "grey images in [0, 1]": _entries(0, 1, "float64", 6, 6, 1),
+    "images in [-1, 1]": _entries(-1, 1, "float32", 6, 6),
+    "images of bytes": _entries(0, 255, "uint8", 6, 6, 3),
+    "embeddings": _entries(0, 1, "float32", 5),
+    "tokens": _entries(0, 1000, "int64", 7),
+    "texts": (np.array(["a"] * 12), np.array(["b"] * 12), np.array(["c"] * 12)),
+    "dicts": tuple({"ids": e, "mask": e > 9} for e in _entries(0, 1000, "int32", 7)),
+    "centred ratings": _entries(-1, 1, "float32"),
+    "several negatives": (*_entries(-1, 1, "float32", 5)[:2], -np.ones((12, 2, 5))),
+}
+
+
+@pytest.mark.parametrize("kind", TRIPLETS)
+def test_a_third_input_is_not_taken_for_weights(kind):
+    """Triplets (anchor, positive, negative) would train on products of pixels."""
+    triplet = TRIPLETS[kind]
+    with pytest.raises(ValueError) as raised:
+        sampling.Poisson(0.5).batches(triplet)
+    said = str(raised.value)
+    line = "plan.batches(((anchor, positive, negative), np.zeros(len(anchor))))"
+    assert line in said and ".clip(" not in said
+    # The line of the message works.
+    batches = sampling.Poisson(0.5).batches((triplet, np.zeros(12)))
+    assert len(next(iter(batches))[0]) == 3
+
+
+class _Rows:
+    def __init__(self, parts):
+        self.parts = parts
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, place):
+        return tuple(part[place] for part in self.parts)
+
+
+@pytest.mark.parametrize("kind", ["images in [0, 1]", "embeddings", "texts"])
+@pytest.mark.parametrize("source", ["pipeline", "object", "list", "stream"])
+def test_no_source_takes_a_third_input_for_weights(kind, source, tmp_path):
+    triplet = TRIPLETS[kind]
+    scheme = sampling.Poisson(0.5)
+    if source == "pipeline":
+        data = tf.data.Dataset.from_tensor_slices(triplet)
+    elif source == "object":
+        data = _Rows(triplet)
+    elif source == "list":
+        data = list(map(_Rows(triplet).__getitem__, range(12)))
+    else:
+        rows = map(_Rows(triplet).__getitem__, range(12))
+        data = sampling.Stream(rows, 12, folder=tmp_path)
+        scheme = sampling.RandomAllocation(2)
+    with pytest.raises(ValueError, match="the third entry is sample_weight"):
+        scheme.batches(data)
+
+
+@pytest.mark.parametrize(
+    "x, y, weights",
+    [
+        ([6, 6, 3], "float32 6 6", np.ones((12, 6, 6))),  # Entries of images.
+        ([7], "int64 7", np.ones((12, 7))),  # Tokens.
+        ([7], "int64 7", np.tile([1, 1, 1, 1, 0, 0, 0], (12, 1))),  # A mask of ones.
+        ([7], "int64 7", np.ones((12, 7), bool)),
+        ([1], "float32 1", np.ones((12, 1))),
+        ([], "float32", np.full(12, 3)),  # Counts of records.
+        ([5], "float32 5", np.full(12, 2.5)),
+    ],
+)
+def test_weights_are_taken(x, y, weights):
+    dtype, *row = y.split()
+    y = np.ones([12, *map(int, row)], dtype)
+    batches = sampling.FullBatch().batches((np.ones([12, *x]), y, weights))
+    drawn = np.asarray(tf.nest.flatten(next(iter(batches))[2])[0])
+    assert drawn.sum() == np.asarray(weights, "float32").sum()

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdpclip._docs import see
 from tfdpclip.sampling import columns, fetching, pipelines
 from tfdpclip.sampling.columns import as_array, as_column, blank
-from tfdpclip.sampling.row_weights import check_values, names
+from tfdpclip.sampling.row_weights import check_values, names, refuse_third_input
 
 Structure = Any
 
@@ -225,9 +225,10 @@ class Columns(Source):
             )
         self.size = lengths.pop()
         _check_size(self.size)
+        self.row_spec = row_spec_of(self._parts)
+        refuse_third_input(self.row_spec)
         for weights in self._parts[2:]:
             check_values(weights)
-        self.row_spec = row_spec_of(self._parts)
 
     @property
     def arrays(self):
@@ -318,6 +319,7 @@ class Records(Source):
         self.row_spec = tuple(
             map_leaves(lambda row: (row.shape, row.dtype), part) for part in first
         )
+        refuse_third_input(self.row_spec)
         self._specs = dict(named_specs(self.row_spec))
         kept = [np.array(value) for value in flatten(first)]
         self._look_at(LOOK_SECONDS if look is None else look)
@@ -484,7 +486,7 @@ def values_like(record: Structure, specs: dict[str, Any]) -> list[np.ndarray]:
                 f"{name} holds {_type_name(value.dtype)}, not {_type_name(dtype)}."
             )
     for weights in row[2:]:
-        check_values(weights)
+        check_values(map_leaves(lambda weight: weight[np.newaxis], weights))
     return list(values.values())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
+from tfdpclip.sampling.record_proof import repeat_numbers
 
 # Steps that keep every element a single record, which occurs once.
 _KEEPS_RECORDS = frozenset(
@@ -164,10 +166,20 @@ def _inner_kinds(dataset: tf.data.Dataset) -> list[str]:
 def _refuse_writes(dataset: tf.data.Dataset) -> None:
     """Refuses functions that keep something of a record for the next.
 
-    A generator of random numbers may write the numbers that it keeps.
+    A generator of random numbers may write the numbers that it keeps. Warns of numbers
+    that repeat.
     """
     for step in _steps(dataset):
         bodies = _tf_private.bodies_of_functions(step)
+        if any(repeat_numbers(nodes) for _, nodes in bodies):
+            warnings.warn(
+                f"data: a function of {_name(_kind(step))!r} of this tf.data.Dataset "
+                "draws random numbers from a seed (of the op, or of "
+                "tf.random.set_seed), and may draw the same numbers in every epoch. "
+                "Transform the drawn batches: plan.batches(data).map(augment)."
+                + see("batches-that-are-transformed"),
+                stacklevel=2,
+            )
         if (kind := next(filter(None, map(_written, bodies)), None)) is not None:
             raise ValueError(
                 f"data: a function of {_name(_kind(step))!r} of this tf.data.Dataset "

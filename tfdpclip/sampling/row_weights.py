@@ -95,7 +95,7 @@ def refuse_third_input(row_spec: Sequence[Any]) -> None:
     if len(row_spec) < 3:
         return
     x, y, third = ([*_leaves(part)] for part in row_spec)
-    if any(dtype.kind == "O" for _, dtype in third):
+    if all(any(dtype.kind == "O" for _, dtype in part) for part in (x, third)):
         raise _third_input("holds texts")
     wide = any(size > 1 for shape, _ in third for size in shape)
     if wide and x == y == third and all(dtype.kind == "f" for _, dtype in third):

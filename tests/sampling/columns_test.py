@@ -585,3 +585,83 @@ def test_weights_are_taken(x, y, weights):
     batches = sampling.FullBatch().batches((np.ones([12, *x]), y, weights))
     drawn = np.asarray(tf.nest.flatten(next(iter(batches))[2])[0])
     assert drawn.sum() == np.asarray(weights, "float32").sum()
+
+
+# Rows that share numbers.
+
+SERIES = np.arange(40, dtype="float32")
+WINDOWS = np.lib.stride_tricks.sliding_window_view(SERIES, 8)
+OVERLAPPING = {
+    "windows": WINDOWS,
+    "windows of float64": np.lib.stride_tricks.sliding_window_view(
+        SERIES.astype("float64"), 8
+    ),
+    "windows that overlap a little": WINDOWS[::7],
+    "windows with gaps": WINDOWS[:, ::3],
+    "windows of a table": np.lib.stride_tricks.sliding_window_view(
+        SERIES.reshape(20, 2), 4, axis=0
+    ),
+    "a row many times": np.broadcast_to(SERIES, (12, 40)),
+    "by hand": np.lib.stride_tricks.as_strided(SERIES, (12, 5), (4, 4)),
+    "in a dict": {"a": np.ones((33, 2), "float32"), "b": WINDOWS},
+    "a list of views": ([SERIES[i : i + 8] for i in range(30)], np.arange(30)),
+    "a list of copies": ([WINDOWS[0], *WINDOWS[::8], WINDOWS[0]], np.arange(7)),
+    "a list of records": [(SERIES[i : i + 8], i) for i in range(30)],
+}
+APART = {
+    "rows": SERIES.reshape(10, 4),
+    "windows beside each other": WINDOWS[::8],
+    "every second row": np.ones((20, 4), "float32")[::2],
+    "columns first": np.asfortranarray(SERIES.reshape(10, 4)),
+    "a transposed table": SERIES.reshape(4, 10).T,
+    "backwards": SERIES.reshape(10, 4)[::-1],
+    "a list of rows": (list(SERIES.reshape(10, 4)), np.arange(10)),
+    "copies of windows": WINDOWS.copy(),
+    "one channel of images": np.ones((6, 3, 3, 2), "float32")[..., 0],
+}
+
+
+def _shared_numbers(data):
+    found = sampling.Poisson(0.5).batches(data).assumptions
+    return [text for text in found if "share numbers in memory" in text]
+
+
+@pytest.mark.parametrize("kind", OVERLAPPING)
+def test_rows_that_share_numbers_are_an_assumption(kind):
+    """Each row is protected by itself, and a number of the series is in several."""
+    assert _shared_numbers(OVERLAPPING[kind])
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_rows_apart_in_memory_need_no_assumption(kind):
+    assert not _shared_numbers(APART[kind])
+
+
+def test_constant_labels_are_no_shared_rows():
+    assert not _shared_numbers((APART["rows"], np.broadcast_to(1.0, (10, 2))))
+
+
+def _window(i):
+    return tf.constant(SERIES)[i : i + 8]
+
+
+def test_records_made_of_numbers_are_an_assumption(tmp_path):
+    numbers = tf.data.Dataset.range(30)
+    slices = tf.data.Dataset.from_tensor_slices(WINDOWS.copy())
+    inner = slices.flat_map(lambda x: tf.data.Dataset.range(3).map(lambda i: x[i:]))
+
+    def stated(data, examples=None):
+        scheme = sampling.Poisson(0.5)
+        if examples:
+            data = sampling.Stream(data, examples, folder=tmp_path)
+            scheme = sampling.RandomAllocation(2)
+        texts = scheme.batches(data).assumptions
+        return [text for text in texts if "numbers of a range" in text]
+
+    assert stated(numbers.map(lambda i: tf.ensure_shape(_window(i), [8])))
+    assert stated(numbers.map(lambda i: 2 * i).map(_window, num_parallel_calls=2), 30)
+    assert stated(inner.map(lambda x: x[:4]), 99)
+    assert not stated(slices) and not stated(slices, 33)
+    assert not stated(numbers)
+    zipped = tf.data.Dataset.zip((numbers, slices.take(30)))
+    assert not stated(zipped.map(lambda i, x: (x, i)))

@@ -48,6 +48,12 @@ _INNER_BATCHES = (
     "taken apart"
 )
 
+_NUMBERED = (
+    "the records that the pipeline makes of the numbers of a range, such as windows of "
+    "a series, are protected one by one: what is in several of them is not protected "
+    "as a whole"
+)
+
 UNBATCHED = "the functions before unbatch() keep the records of their batches apart"
 _IN_ORDER = (
     "read the pipeline in order: dpc.sampling.Stream(dataset, examples=..., "
@@ -98,6 +104,19 @@ def checked(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return _dense(dataset)
 
 
+def assumptions_about(dataset: tf.data.Dataset) -> tuple[str, ...]:
+    """The assumptions about records that functions make of numbers alone.
+
+    A function can make the records of two numbers of the same data.
+    """
+    for step in _steps(dataset):
+        kinds = {_kind(source) for source in _steps(step) if not _record_inputs(source)}
+        numbers = "MapDataset" in _kind(step) and kinds == {"RangeDataset"}
+        if numbers or "RangeDataset" in _inner_kinds(step):
+            return (_NUMBERED,)
+    return ()
+
+
 def checked_stream(
     dataset: tf.data.Dataset,
 ) -> tuple[tf.data.Dataset, tuple[str, ...]]:
@@ -130,7 +149,7 @@ def checked_stream(
     assumed = (UNBATCHED,) * unbatched
     if regroups.intersection(inner):
         assumed += (_INNER_BATCHES,)
-    return _dense(dataset), assumed
+    return _dense(dataset), assumed + assumptions_about(dataset)
 
 
 def _kind(dataset: tf.data.Dataset) -> str:

@@ -1,5 +1,7 @@
 """A block of `RoundBudget.round` is one round of its cohort, as the context counts."""
 
+import asyncio
+
 import numpy as np
 import pytest
 import tensorflow_federated as tff
@@ -104,23 +106,19 @@ def test_a_run_that_failed_may_be_called_again(process):
 @pytest.mark.parametrize("secure", [False, True])
 def test_asynchronous_contexts_count_as_well(process, secure):
     with federated.local_context(simulate_secure_sums=secure, asynchronous=True):
-        state = federated._tff.computed_now(
-            federated._tff.current_context(), lambda _: process.initialize(), None
-        )
 
-        def again(cohort):
-            return federated._tff.computed_now(
-                federated._tff.current_context(),
-                lambda clients: process.next(state, [UPDATE] * clients),
-                cohort,
-            )
+        async def begin_and_run(clients):
+            state = await tff.program.materialize_value(process.initialize())
+            with budget().round():
+                for number in clients:
+                    result = process.next(state, [UPDATE] * number)
+                    await tff.program.materialize_value(result)
 
-        with budget().round() as cohort:
-            with pytest.raises(PrivacyMismatchError, match="clients would take part"):
-                again(len(cohort) + 1)
-            again(len(cohort))
-            with pytest.raises(PrivacyMismatchError, match="A second computation"):
-                again(len(cohort))
+        asyncio.run(begin_and_run([10]))
+        with pytest.raises(PrivacyMismatchError, match="11 clients would take part"):
+            asyncio.run(begin_and_run([11]))
+        with pytest.raises(PrivacyMismatchError, match="A second computation"):
+            asyncio.run(begin_and_run([10, 10]))
 
 
 def test_a_context_that_does_not_count_is_stated(process, monkeypatch):

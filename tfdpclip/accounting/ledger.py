@@ -94,6 +94,9 @@ class Ledger(Spending):
     * A step is reserved, in the file, before it runs. If the process dies before the
       step is recorded, the next `Ledger.load` counts it: the ledger can err only
       towards a larger epsilon. Restoring an older checkpoint does not lower it.
+    * A draw that eager code takes of the batches of `begin`, or of a step's batches,
+      reserves its step: the number of steps is at least the number of draws, also if
+      the loop leaves draws out.
     * In a loop of `step()` blocks, a step of the loop's optimizer outside of the blocks
       raises in the next block and is counted, or is named by the statement. Without
       blocks, the statement names steps of private optimizers that are more than were
@@ -433,10 +436,10 @@ class Ledger(Spending):
         """
         self._reserve_draws()
         usable = {draws: draws.usable for draws in self._loop_draws}
-        passed = min(self._by_draws, sum(usable.values()))
-        self.reserved -= passed
-        left_out = self._by_draws - passed
+        left_out = max(0, self._by_draws - sum(usable.values()))
+        self.reserved -= self._by_draws
         if left_out:
+            self.phases[-1].runs[-1] += left_out
             self.assume(_LEFT_OUT.format(left_out), once=False)
         return {draws: steps * draws.pieces for draws, steps in usable.items()}
 

@@ -59,14 +59,15 @@ def rows_overlap(rows: Any) -> bool:
             return True
     elif not isinstance(rows, np.ndarray) or rows.ndim < 2:
         return False
-    return any(_share(rows[0], row) for row in rows[1:_COMPARED])
+    return any(share_memory(rows[0], row) for row in rows[1:_COMPARED])
 
 
-def _share(one: np.ndarray, other: np.ndarray) -> bool:
+def share_memory(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two arrays share memory; False where too much work would tell."""
     try:
         return bool(np.shares_memory(one, other, max_work=_MOST_WORK))
-    except RuntimeError:  # Too hard to find out.
-        return True
+    except RuntimeError:
+        return False
 
 
 def refuse_other_rows(named: Iterable[tuple[str, Any]]) -> None:

@@ -112,7 +112,7 @@ def test_asynchronous_contexts_count_as_well(process, secure):
             with budget().round():
                 for number in clients:
                     result = process.next(state, [UPDATE] * number)
-                    await tff.program.materialize_value(result)
+                    await tff.program.materialize_value(result.result)
 
         asyncio.run(begin_and_run([10]))
         with pytest.raises(PrivacyMismatchError, match="11 clients would take part"):

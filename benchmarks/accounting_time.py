@@ -71,7 +71,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     parser = command_line.argument_parser(__doc__)
     parser.add_argument(
-        "--output_dir", type=pathlib.Path, default=pathlib.Path("runs/benchmarks")
+        "--output_dir",
+        type=command_line.named_path,
+        default=pathlib.Path("runs/benchmarks"),
     )
     parser.add_argument("--ask", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)

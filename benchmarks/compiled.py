@@ -36,7 +36,7 @@ from benchmarks import compiled_tables, models, paper_models, step_files
 from benchmarks.cells import ROOT, Table
 from benchmarks.peers import installed
 from benchmarks.step_files import Cell
-from driver_kit.command_line import argument_parser, words
+from driver_kit.command_line import argument_parser, named_path, words
 
 # Not lstm and gru: of Keras 2's, XLA takes the tokens for constants.
 MODELS = ("mlp", "mnist_cnn", "convnet", "embedding", "transformer")
@@ -67,13 +67,13 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--modes", type=words, default=list(MODES), help="Ours, of SGD in float32.")
     add("--repeats", type=int, default=40, help="Timed steps of each at most.")
     add("--seconds_per_cell", type=float, default=5.0, help="Of one step's timing.")
-    add("--folder", type=pathlib.Path, help="Keeps the step files there.")
+    add("--folder", type=named_path, help="Keeps the step files there.")
     add("--only_write", action="store_true", help="Writes them and stops.")
-    add("--add", type=pathlib.Path, help="Results of a run elsewhere, for the tables.")
+    add("--add", type=named_path, help="Results of a run elsewhere, for the tables.")
     add("--paper", action="store_true", help="Also what is compiled and not run.")
     add("--python", default=sys.executable, help="What has JAX, to run the steps.")
     add("--device", default="cpu", help="What JAX calls the device that it has.")
-    add("--output_dir", type=pathlib.Path, default=pathlib.Path("runs/compiled"))
+    add("--output_dir", type=named_path, default=pathlib.Path("runs/compiled"))
     add("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     known = {

@@ -89,7 +89,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs the programs in turn."""
     parser = command_line.argument_parser(__doc__)
     parser.add_argument(
-        "--output_dir", type=pathlib.Path, default=pathlib.Path("runs/benchmarks")
+        "--output_dir",
+        type=command_line.named_path,
+        default=pathlib.Path("runs/benchmarks"),
     )
     parser.add_argument("--only", help="Programs to run, by commas: step_time,memory.")
     options = parser.parse_args(argv)

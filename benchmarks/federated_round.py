@@ -20,7 +20,7 @@ from tqdm import tqdm
 from benchmarks import cells, sections
 from benchmarks.peers import installed
 from benchmarks.timing import Spec
-from driver_kit.command_line import argument_parser, words
+from driver_kit.command_line import argument_parser, named_path, words
 
 MODES = ("aggregation", "updates", "fedavg")
 AGGREGATORS = ("gaussian_adaptive", "central", "secure", "distributed")
@@ -77,7 +77,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="Parameters times clients; cells beyond are left out.",
     )
     add("--memory", action="store_true", help="Also measure the peak memory.")
-    add("--output_dir", type=pathlib.Path, default=pathlib.Path("runs/benchmarks"))
+    add("--output_dir", type=named_path, default=pathlib.Path("runs/benchmarks"))
     options = parser.parse_args(argv)
     unknown = set(options.modes) - set(MODES)
     if unknown:

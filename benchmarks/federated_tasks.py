@@ -21,7 +21,7 @@ from tqdm import tqdm
 from benchmarks import cells, sections
 from benchmarks.peers import installed
 from benchmarks.timing import Spec
-from driver_kit.command_line import argument_parser, words
+from driver_kit.command_line import argument_parser, named_path, words
 
 #: Clients of a round, and examples of each: enough batches to be like a real client,
 #: few enough to be timed often.
@@ -63,7 +63,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--examples", type=int, help="Of a client. Default: depends on the task.")
     add("--repeats", type=int, default=15, help="Timed rounds of each at most.")
     add("--seconds", type=float, default=20.0, help="About how long to time each.")
-    add("--output_dir", type=pathlib.Path, default=pathlib.Path("runs/benchmarks"))
+    add("--output_dir", type=named_path, default=pathlib.Path("runs/benchmarks"))
     options = parser.parse_args(argv)
     for flag, given, known in (
         ("tasks", options.tasks, SIZES),

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from benchmarks import cells, sections
 from benchmarks.peers import installed
 from benchmarks.timing import Spec
-from driver_kit.command_line import argument_parser, words
+from driver_kit.command_line import argument_parser, named_path, words
 
 COLUMNS = (
     *cells.KEY,
@@ -60,7 +60,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--memory_budget", type=float, default=2048.0, help="MiB of the process.")
     add("--largest_limit", type=int, default=65536, help="Batches not to go beyond.")
     add("--seconds_per_cell", type=float, default=180.0, help="Of one process.")
-    add("--output_dir", type=pathlib.Path, default=pathlib.Path("runs/benchmarks"))
+    add("--output_dir", type=named_path, default=pathlib.Path("runs/benchmarks"))
     options = parser.parse_args(argv)
     options.batch_sizes = [int(size) for size in options.batch_sizes]
     if not 0 < options.memory_budget < float("inf"):

@@ -161,7 +161,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         default=MODE,
         help="Which private step, of `benchmarks.variants.OURS`.",
     )
-    add("--output_dir", type=pathlib.Path, default=pathlib.Path("runs/benchmarks"))
+    add(
+        "--output_dir",
+        type=command_line.named_path,
+        default=pathlib.Path("runs/benchmarks"),
+    )
     add("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.worker:

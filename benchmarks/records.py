@@ -174,7 +174,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--seconds", type=float, default=3.0, help="Of each turn.")
     add("--turns", type=int, default=3)
     add("--cores", help="Numbers of them, by commas; all by default.")
-    add("--output_dir", type=pathlib.Path, default=pathlib.Path("runs/benchmarks"))
+    add(
+        "--output_dir",
+        type=command_line.named_path,
+        default=pathlib.Path("runs/benchmarks"),
+    )
     options = parser.parse_args(argv)
     there = len(os.sched_getaffinity(0))
     cores = [int(text) for text in (options.cores or str(there)).split(",")]

@@ -192,7 +192,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", default=",".join(map(str, WORKERS)))
     parser.add_argument("--batch_size", type=int, default=BATCH_SIZE)
     parser.add_argument("--seconds_per_cell", type=float, default=10.0)
-    parser.add_argument("--output_dir", default="runs/replicas")
+    parser.add_argument(
+        "--output_dir",
+        type=command_line.named_path,
+        default=pathlib.Path("runs/replicas"),
+    )
     parser.add_argument("--alone", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.alone:
@@ -201,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cells = [("replicas", count) for count in _counts(options.replicas)]
     cells += [("workers", count) for count in _counts(options.workers)]
     rows = [_row(options, *cell) for cell in cells]
-    directory = files.prepare_directory(pathlib.Path(options.output_dir))
+    directory = files.prepare_directory(options.output_dir)
     files.write_atomically(directory / "replicas.csv", files.table_text(rows))
     shown = [
         {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()}

@@ -16,7 +16,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Writes the report of a directory."""
     parser = command_line.argument_parser(__doc__)
     parser.add_argument(
-        "--output_dir", type=pathlib.Path, default=pathlib.Path("runs/benchmarks")
+        "--output_dir",
+        type=command_line.named_path,
+        default=pathlib.Path("runs/benchmarks"),
     )
     folder = parser.parse_args(argv).output_dir
     if not folder.is_dir():

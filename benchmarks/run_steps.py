@@ -616,6 +616,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--devices", type=int, help="Splits steps over so many; only compiles them.")
     add("--output", type=pathlib.Path, help="Where to write all of it, as JSON.")
     options = parser.parse_args(argv)
+    if options.output == pathlib.Path():
+        parser.error("--output: name a file, for example --output=runs/steps.json")
     if options.devices:
         flag = f"--xla_force_host_platform_device_count={options.devices}"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}"

@@ -79,7 +79,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--repeats", type=int, default=20)
     add("--seconds_per_cell", type=float, default=10.0)
     add("--points", type=int, default=None, help="Only so many sizes of each axis.")
-    add("--output_dir", type=pathlib.Path, default=pathlib.Path("runs/benchmarks"))
+    add(
+        "--output_dir",
+        type=command_line.named_path,
+        default=pathlib.Path("runs/benchmarks"),
+    )
     options = parser.parse_args(argv)
     chosen = options.axes.split(",") if options.axes else None
     axes = [

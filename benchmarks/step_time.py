@@ -24,7 +24,7 @@ from tqdm import tqdm
 from benchmarks import cells, sections
 from benchmarks.peers import installed
 from benchmarks.timing import Spec
-from driver_kit.command_line import argument_parser, words
+from driver_kit.command_line import argument_parser, named_path, words
 
 MODELS = (
     "mnist_cnn",
@@ -91,7 +91,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             "to first_step.csv; step_time.csv has first steps as well."
         ),
     )
-    add("--output_dir", type=pathlib.Path, default=pathlib.Path("runs/benchmarks"))
+    add("--output_dir", type=named_path, default=pathlib.Path("runs/benchmarks"))
     options = parser.parse_args(argv)
     unknown = set(options.models) - set(MODELS)
     if unknown:

@@ -354,7 +354,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--epochs", type=int, help="3 for mnist and 10 for plays where it is left out.")
     add("--epsilon", type=float, default=3.0)
     add("--turns", type=int, default=5)
-    add("--output_dir", type=pathlib.Path, default=pathlib.Path("runs/benchmarks"))
+    add(
+        "--output_dir",
+        type=command_line.named_path,
+        default=pathlib.Path("runs/benchmarks"),
+    )
     options = parser.parse_args(arguments)
     names = options.libraries.split(",")
     unknown = [name for name in names if name not in LIBRARIES]

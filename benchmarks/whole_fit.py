@@ -47,7 +47,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--epochs", type=int, default=4, help="Of each call of fit; 2 or more.")
     add("--turns", type=int, default=2)
     add("--xla", action="store_true", help="Compile all steps by XLA.")
-    add("--output_dir", type=pathlib.Path, default=pathlib.Path("runs/benchmarks"))
+    add(
+        "--output_dir",
+        type=command_line.named_path,
+        default=pathlib.Path("runs/benchmarks"),
+    )
     options = parser.parse_args(argv)
     if options.epochs < 2 or options.turns < 1:
         parser.error("--epochs must be 2 or more and --turns 1 or more")

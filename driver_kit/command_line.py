@@ -4,6 +4,7 @@ some programs of `benchmarks` run in environments that have little else."""
 from __future__ import annotations
 
 import argparse
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,3 +40,18 @@ def words(text: str) -> list[str]:
     ['mlp', 'cnn']
     """
     return [part for part in text.split(",") if part]
+
+
+def named_path(text: str) -> pathlib.Path:
+    """A path, for `type=`. An empty path would be the current directory.
+
+    >>> named_path("runs/mine").name
+    'mine'
+    >>> named_path("")
+    Traceback (most recent call last):
+        ...
+    argparse.ArgumentTypeError: must not be empty, for example runs/mine
+    """
+    if not text.strip():
+        raise argparse.ArgumentTypeError("must not be empty, for example runs/mine")
+    return pathlib.Path(text)

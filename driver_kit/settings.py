@@ -45,6 +45,9 @@ class Setting:
       below: a number must be less than this.
       most: a number must be at most this.
       infinite: whether a number may be infinite.
+      instead_of: the flags that nothing reads where this one is given.
+      only_with: a flag, and the values of it with which this one does something; no
+        values: it does something wherever that flag is given.
 
     >>> rounds = Setting(None, "How many.", int, good=60, least=1)
     >>> rounds.read("rounds", "12")
@@ -70,6 +73,8 @@ class Setting:
     below: float | None = None
     most: float | None = None
     infinite: bool = False
+    instead_of: tuple[str, ...] = ()
+    only_with: tuple[str, ...] | None = None
 
     def __post_init__(self):
         for name in ("default", "good"):
@@ -86,6 +91,7 @@ class Setting:
         if self.kind is bool:
             return "true or false"
         words = {int: "a whole number", float: "a number", str: "a text"}[self.kind]
+        words += " that is not empty" if self.kind is str and self.default != "" else ""
         bounds = [
             f"{bound:.12g} or more" if name == "least" else f"{name} {bound:.12g}"
             for name, bound in (
@@ -103,12 +109,12 @@ class Setting:
         return f"{words}; or several, separated by commas" if self.several else words
 
     def example(self, name: str) -> str:
-        """The setting with a value that works, as in ``rounds=60``."""
+        """The setting with a value that works: ``rounds=60``, or ``file=FILE``."""
         good = self.good
         if good is None:
             good = self.default
         if good is None or isinstance(good, tuple):
-            good = (good or self.one_of or ("",))[0]
+            good = (good or self.one_of or (name.upper(),))[0]
         return f"{name}={good}"
 
     def read(self, name: str, text: Any) -> Any:
@@ -158,6 +164,8 @@ class Setting:
         elif self.kind is str:
             good = isinstance(value, str)
             good = good and (self.one_of is None or value in self.one_of)
+            # An empty path would be the current directory.
+            good = good and (value.strip() != "" or value == self.default)
         else:
             value = self._number(value)
             good = math.isfinite(value) or (self.infinite and value == math.inf)
@@ -225,14 +233,14 @@ def choices(default: Sequence[str], values: Sequence[str], text: str) -> Any:
     return _field(tuple(default), text, str, one_of=tuple(values), several=True)
 
 
-def words(default: str | None, text: str, good: str | None = None) -> Any:
-    """A field for text, such as the name of a file."""
-    return _field(default, text, str, good=good)
+def words(default: str | None, text: str, good: str | None = None, **options) -> Any:
+    """A field for text, such as the name of a file: empty only if the default is."""
+    return _field(default, text, str, good=good, **options)
 
 
-def switch(default: bool, text: str) -> Any:
+def switch(default: bool, text: str, **options) -> Any:
     """A field that is true or false: --name or --noname."""
-    return _field(default, text, bool)
+    return _field(default, text, bool, **options)
 
 
 def output_dir(name: str) -> Any:
@@ -332,7 +340,45 @@ def read(known: Mapping[str, Setting], arguments: Sequence[str]) -> dict[str, An
             f"Unknown argument {rest[1]!r}. Settings are flags, for example "
             "--output_dir=runs/mine."
         )
+    said = {name for name in known if values[name].present}
+    for name in sorted(said):
+        _refuse_contradiction(name, known, said, values)
     return {name: values[name].value for name in known}
+
+
+def _refuse_contradiction(
+    name: str, known: Mapping[str, Setting], said: set[str], values: flags.FlagValues
+) -> None:
+    """Raises for a flag that takes another's place, or that nothing would read.
+
+    Args:
+      name: the flag.
+      known: all flags.
+      said: the flags that the command line has.
+      values: their values.
+
+    Raises:
+      UsageError: names both flags.
+    """
+    replaced = next((other for other in known[name].instead_of if other in said), None)
+    if replaced is not None and values[name].value:
+        raise UsageError(
+            f"flags --{name} and --{replaced} contradict each other: --{name} takes "
+            f"the place of --{replaced}. Leave one of them out."
+        )
+    if known[name].only_with is None:
+        return
+    other, *good = known[name].only_with
+    value = values[other].value
+    present = value if isinstance(value, (tuple, list)) else (value,)
+    if any(one in good if good else bool(one) for one in present):
+        return
+    line = f"--{other}={good[0]}" if good else f"--{known[other].example(other)}"
+    raise UsageError(
+        f"flag --{name} does something with {' or '.join(good) or 'a value'} of "
+        f"--{other} only, and --{other} is {value}. Leave --{name} out, or write "
+        f"{line}."
+    )
 
 
 def parse(
@@ -369,6 +415,12 @@ def help_text(known: Mapping[str, Setting], about: str | None) -> str:
         if isinstance(default, tuple):
             default = ",".join(map(str, default))
         text = setting.text
+        if setting.instead_of:
+            text += f" In the place of --{', --'.join(setting.instead_of)}."
+        if setting.only_with:
+            other, *good = setting.only_with
+            shown = f"{other}={','.join(good)}" if good else other
+            text += f" Only with --{shown}."
         if setting.one_of:
             text += f" One of: {', '.join(setting.one_of)}."
         if default is not None and default != "":

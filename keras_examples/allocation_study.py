@@ -45,6 +45,7 @@ class Settings:
         None,
         f"Directory with {image_data.MNIST_LAYOUT}; or a folder of texts for each "
         "class.",
+        only_with=("dataset", "mnist", "fashion_mnist", "texts"),
     )
     epsilon: float = settings.number(3.0, "The budget of every run.", above=0)
     delta: float = settings.number(1e-5, "Its delta.", above=0, below=1)

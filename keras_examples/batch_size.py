@@ -97,7 +97,11 @@ class Settings:
         ("fixed_epochs", "fixed_steps"),
         "What stays the same over batch sizes.",
     )
-    steps: int = settings.count(100, "Steps for --mode=fixed_steps.")
+    steps: int = settings.count(
+        100,
+        "Steps for --mode=fixed_steps.",
+        only_with=("mode", "fixed_steps"),
+    )
     steps_convention: str = settings.choice(
         "ceil",
         ("ceil", "floor", "loader", "framework"),

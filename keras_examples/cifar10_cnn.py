@@ -32,7 +32,9 @@ class Settings:
         "Which images; the last two offline.",
     )
     data_dir: str | None = settings.words(
-        None, f"Directory with {image_data.CIFAR10_LAYOUT}."
+        None,
+        f"Directory with {image_data.CIFAR10_LAYOUT}.",
+        only_with=("dataset", "cifar10"),
     )
     padding: str = settings.choice("same", ("same", "valid"), "Of the convolutions.")
     dense: int = settings.count(1500, "Units of the dense layer.")
@@ -41,10 +43,19 @@ class Settings:
     clip: str = settings.choice(
         "fixed", ("fixed", "quantile", "automatic"), "The clip rule."
     )
-    clip_norm: float = settings.number(1.0, "The (initial) clip norm.", above=0)
+    clip_norm: float = settings.number(
+        1.0,
+        "The (initial) clip norm.",
+        above=0,
+        only_with=("clip", "fixed", "quantile"),
+    )
     noise_multiplier: float = settings.number(1.1, "The noise multiplier.", least=0)
     epsilon: float | None = settings.number(
-        None, "Calibrate the noise to this instead.", good=3, above=0
+        None,
+        "Calibrate the noise to this instead.",
+        good=3,
+        above=0,
+        instead_of=("noise_multiplier",),
     )
     delta: float = settings.delta()
     learning_rate: float = settings.number(0.001, "The learning rate.", above=0)

@@ -57,7 +57,9 @@ class Settings:
         "Which images; the last two offline.",
     )
     data_dir: str | None = settings.words(
-        None, f"Directory with {image_data.MNIST_LAYOUT}."
+        None,
+        f"Directory with {image_data.MNIST_LAYOUT}.",
+        only_with=("dataset", "mnist", "fashion_mnist"),
     )
     noises: tuple[str, ...] = settings.choices(
         _NOISES, _NOISES, "Which noises; poisson and cyclic are amplified by sampling."
@@ -72,9 +74,18 @@ class Settings:
     bands: int | None = settings.count(
         None, "Of toeplitz; by default the steps of an epoch, of which no more pay."
     )
-    buffers: int = settings.count(3, "Of buffered.", most=8)
+    buffers: int = settings.count(
+        3,
+        "Of buffered.",
+        most=8,
+        only_with=("noises", "buffered"),
+    )
     clip_norms: tuple[float, ...] = settings.numbers(
-        (1,), "Clip norms of fixed to choose from.", good=1, above=0
+        (1,),
+        "Clip norms of fixed to choose from.",
+        good=1,
+        above=0,
+        only_with=("clips", "fixed"),
     )
     learning_rates: tuple[float, ...] = settings.numbers(
         (0.1, 0.25, 0.6, 1.5, 4, 10),

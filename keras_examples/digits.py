@@ -74,20 +74,26 @@ class Settings:
         "The clip norm: of the first step for --clip=quantile, of all for "
         "--clip=fixed.",
         above=0,
+        only_with=("clip", "fixed", "quantile"),
     )
     target_quantile: float = settings.number(
         0.5,
         "The share of gradients that --clip=quantile tries to leave unclipped.",
         least=0,
         most=1,
+        only_with=("clip", "quantile"),
     )
     clip_learning_rate: float = settings.number(
-        0.2, "How fast --clip=quantile moves the clip norm.", above=0
+        0.2,
+        "How fast --clip=quantile moves the clip norm.",
+        above=0,
+        only_with=("clip", "quantile"),
     )
     normalize: bool = settings.switch(
         True,
         "Whether to divide clipped gradients by the clip norm, so that the learning "
         "rate need not change with it.",
+        only_with=("clip", "fixed", "quantile"),
     )
     batch_size: int = settings.count(
         256,
@@ -112,7 +118,11 @@ class Settings:
         above=0,
     )
     momentum: float = settings.number(
-        0.9, "Momentum of --optimizer=sgd.", least=0, below=1
+        0.9,
+        "Momentum of --optimizer=sgd.",
+        least=0,
+        below=1,
+        only_with=("optimizer", "sgd"),
     )
     jit_compile: bool = settings.switch(
         False,

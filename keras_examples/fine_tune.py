@@ -37,8 +37,8 @@ _CARD = "MODEL_CARD.md"
 class Settings:
     """The settings of a run."""
 
-    private: str = settings.words(
-        "", "Files of private records (.jsonl, .csv, .txt), or directories of them."
+    private: str | None = settings.words(
+        None, "Files of private records (.jsonl, .csv, .txt), or directories of them."
     )
     text_field: str = settings.words("text", "The field or column of the text.")
     label_field: str | None = settings.words(
@@ -47,14 +47,20 @@ class Settings:
     labels: str = settings.words(
         "", "All labels, separated by commas: public, and not taken from the data."
     )
-    preset: str = settings.words(
-        "", "A preset of KerasHub, or a directory. By default a small decoder."
+    preset: str | None = settings.words(
+        None,
+        "A preset of KerasHub, or a directory. By default a small decoder.",
+        instead_of=("public", "public_epochs", "weights", "layers", "width"),
     )
-    public: str = settings.words(
-        "", "Public texts that the small decoder learns first."
+    public: str | None = settings.words(
+        None, "Public texts that the small decoder learns first."
     )
     public_epochs: int = settings.count(3, "How often it goes through them.")
-    weights: str = settings.words("", "public.npz of an earlier run, for --public.")
+    weights: str | None = settings.words(
+        None,
+        "public.npz of an earlier run, for --public.",
+        instead_of=("public", "public_epochs"),
+    )
     length: int = settings.count(64, "Tokens of a record; the rest is cut.", least=4)
     layers: int = settings.count(2, "Blocks of the small decoder.")
     width: int = settings.count(64, "Its width, a multiple of 4.")
@@ -74,6 +80,7 @@ class Settings:
         "on zeros.",
         least=16,
         good=4096,
+        instead_of=("physical_batch_size",),
     )
     epochs: int = settings.count(5, "How often to go through the private records.")
     learning_rate: float = settings.number(3e-3, "Of Adam.", above=0)
@@ -171,11 +178,6 @@ def _check(used: Settings) -> None:
         raise UsageError(
             "flag --public: the small decoder knows nothing before it has seen public "
             "text, --public=book.txt; or --preset takes a model of KerasHub."
-        )
-    if used.step_memory and used.physical_batch_size:
-        raise UsageError(
-            "flags --step_memory and --physical_batch_size: the one finds the other; "
-            "leave one of them out."
         )
     if used.width % 4:
         raise UsageError(

@@ -48,8 +48,8 @@ _FREE += ("figure_format", "output_dir", "tuning_epsilon")
 class Settings:
     """The settings of the study."""
 
-    public: str = settings.words("", "Public texts, or directories of them.")
-    private: str = settings.words("", "Files of private records.")
+    public: str | None = settings.words(None, "Public texts, or directories of them.")
+    private: str | None = settings.words(None, "Files of private records.")
     public_epochs: int = settings.count(3, "How often to go through the public texts.")
     length: int = settings.count(64, "Tokens of a record; the rest is cut.", least=4)
     layers: int = settings.count(2, "Blocks of the decoder.")

@@ -38,6 +38,7 @@ class Settings:
     data_dir: str | None = settings.words(
         None,
         f"Directory with {image_data.MNIST_LAYOUT}; or {image_data.CIFAR10_LAYOUT}.",
+        only_with=("dataset", "mnist", "cifar10"),
     )
     scatter_epochs: tuple[int, ...] = settings.numbers(
         (0, 5, 10, 60), "When to show gradients (Fig. 1).", integer=True, least=0
@@ -61,7 +62,10 @@ class Settings:
     permutations: int = settings.count(499, "For the p-values.")
     chunk: int = settings.count(16, "Examples at a time for whole gradients.")
     model: str = settings.choice(
-        "tutorial", ("tutorial", "literal"), "Which reading of the MNIST network."
+        "tutorial",
+        ("tutorial", "literal"),
+        "Which reading of the MNIST network.",
+        only_with=("dataset", "mnist", "digits", "synthetic"),
     )
     clip: str = settings.choice(
         "fixed", ("fixed", "quantile", "automatic"), "The clip rule of training."
@@ -71,7 +75,11 @@ class Settings:
     )
     noise_multiplier: float = settings.number(1.1, "The noise multiplier.", least=0)
     epsilon: float | None = settings.number(
-        None, "Calibrate the noise to this instead.", good=3, above=0
+        None,
+        "Calibrate the noise to this instead.",
+        good=3,
+        above=0,
+        instead_of=("noise_multiplier",),
     )
     delta: float = settings.delta()
     learning_rate: float | None = settings.number(

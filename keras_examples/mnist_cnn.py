@@ -24,7 +24,9 @@ class Settings:
         "mnist", ("mnist", "digits", "synthetic"), "Which images; the last two offline."
     )
     data_dir: str | None = settings.words(
-        None, f"Directory with {image_data.MNIST_LAYOUT}."
+        None,
+        f"Directory with {image_data.MNIST_LAYOUT}.",
+        only_with=("dataset", "mnist"),
     )
     model: str = settings.choice(
         "tutorial", ("tutorial", "literal"), "Which reading of the network."
@@ -32,17 +34,24 @@ class Settings:
     clip: str = settings.choice(
         "fixed", ("fixed", "quantile", "automatic"), "The clip rule."
     )
-    clip_norm: float = settings.number(1.0, "The (initial) clip norm.", above=0)
+    clip_norm: float = settings.number(
+        1.0,
+        "The (initial) clip norm.",
+        above=0,
+        only_with=("clip", "fixed", "quantile"),
+    )
     target_quantile: float = settings.number(
         0.5,
         "Of --clip=quantile: the share of norms below the clip norm.",
         above=0,
         below=1,
+        only_with=("clip", "quantile"),
     )
     normalize: bool = settings.switch(
         False,
         "Divide what is clipped by the clip norm (fixed and quantile), so that the "
         "learning rate need not change with it.",
+        only_with=("clip", "fixed", "quantile"),
     )
     perturbation: float = settings.number(
         0.0,
@@ -51,7 +60,11 @@ class Settings:
     )
     noise_multiplier: float = settings.number(1.1, "The noise multiplier.", least=0)
     epsilon: float | None = settings.number(
-        None, "Calibrate the noise to this instead.", good=3, above=0
+        None,
+        "Calibrate the noise to this instead.",
+        good=3,
+        above=0,
+        instead_of=("noise_multiplier",),
     )
     delta: float = settings.delta()
     learning_rate: float = settings.number(0.15, "The learning rate.", above=0)

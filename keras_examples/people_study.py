@@ -40,8 +40,8 @@ _TUNING_SEED = 1000
 class Settings:
     """The settings of the study."""
 
-    public: str = settings.words("", "Public texts, or directories of them.")
-    private: str = settings.words("", "Plays whose speakers are the people.")
+    public: str | None = settings.words(None, "Public texts, or directories of them.")
+    private: str | None = settings.words(None, "Plays whose speakers are the people.")
     public_epochs: int = settings.count(3, "How often to go through the public texts.")
     length: int = settings.count(48, "Tokens of a speech; the rest is cut.", least=4)
     layers: int = settings.count(2, "Blocks of the decoder.")

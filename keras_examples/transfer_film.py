@@ -59,14 +59,25 @@ class Settings(pretrained.Settings):
     clip: str = settings.choice(
         "normalized", ("normalized", "standard", "auto_s"), "The clip rule."
     )
-    clip_norm: float = settings.number(1.0, "The clip norm.", above=0)
-    auto_s_gamma: float = settings.number(0.01, "For --clip=auto_s.", above=0)
+    clip_norm: float = settings.number(
+        1.0,
+        "The clip norm.",
+        above=0,
+        only_with=("clip", "normalized", "standard"),
+    )
+    auto_s_gamma: float = settings.number(
+        0.01,
+        "For --clip=auto_s.",
+        above=0,
+        only_with=("clip", "auto_s"),
+    )
     optimizer: str = settings.choice("adam", ("adam", "sgd"), "The optimizer.")
     learning_rate: float = settings.number(0.0055, "The learning rate.", above=0)
     adam_epsilon: float = settings.number(
         1e-10,
         "Keras adds it before the bias correction: 1e-8 elsewhere is less here.",
         above=0,
+        only_with=("optimizer", "adam"),
     )
     write_features: bool = settings.switch(
         False,

@@ -49,7 +49,11 @@ class Settings:
         ("mnist", "fashion_mnist", "cifar10", "digits", "synthetic"),
         "Which images.",
     )
-    data_dir: str | None = settings.words(None, "Where the images are.")
+    data_dir: str | None = settings.words(
+        None,
+        "Where the images are.",
+        only_with=("dataset", "mnist", "fashion_mnist", "cifar10"),
+    )
     examples: int = settings.count(60_000, "At most so many training images.", least=20)
     network: str = settings.choice("cnn", tuple(NETWORKS), "What is trained.")
     epsilon: float = settings.number(3.0, "The privacy budget.", above=0)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import itertools
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 
-from driver_kit import command_line
+from driver_kit import command_line, settings
 from tests import source_tree
 from tests.source_tree import ROOT
+from tff_tasks import command
 
 PROGRAMS = source_tree.programs()
 ASKED = [*PROGRAMS, "tests.fuzz"]
@@ -125,3 +130,134 @@ def test_help_is_given_and_no_error(help_texts, program):
         assert code == 0, (flag, code, said)
         assert len(said.strip().splitlines()) >= 3, (flag, said)
         assert "Traceback" not in said and "Unknown" not in said
+
+
+def _programs_with_settings() -> list[tuple[str, dict[str, settings.Setting]]]:
+    """The name of every program with flags, and its settings."""
+    found = []
+    for name in PROGRAMS:
+        if name.split(".")[0] not in ("keras_examples", "tff_tasks"):
+            continue
+        if name == "tff_tasks.federated_files":
+            continue  # Takes names of files, and no flags.
+        module = importlib.import_module(name)
+        kinds = [
+            kind
+            for kind in vars(module).values()
+            if dataclasses.is_dataclass(kind) and settings.of(kind)
+            if kind.__module__ == name
+        ]
+        found += [(name, settings.of(kind)) for kind in kinds]
+        if name.startswith("tff_tasks.") and not kinds:
+            found.append((name, command.known_settings(name.split(".")[1])))
+    return found
+
+
+@pytest.fixture(scope="module")
+def all_settings():
+    return _programs_with_settings()
+
+
+def _example(flag: str, setting: settings.Setting) -> str:
+    """The flag of a message, which works."""
+    line = f"--{setting.example(flag)}"
+    settings.read({flag: dataclasses.replace(setting, only_with=None)}, ["x", line])
+    return line
+
+
+def _words_of(setting: settings.Setting, value: object) -> str:
+    value = setting.good if value is None else value
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value if value is not None else "x").lower()
+
+
+def test_every_program_has_settings(all_settings):
+    named = {name for name, _ in all_settings}
+    asked = [p for p in PROGRAMS if p.split(".")[0] in ("keras_examples", "tff_tasks")]
+    assert len(named) > 30
+    assert set(asked) - named == {"tff_tasks.federated_files"}
+
+
+def test_a_budget_and_a_noise_multiplier_are_never_both_taken(all_settings):
+    """A program that takes both says which replaces the other, and refuses both."""
+    pairs = 0
+    for name, known in all_settings:
+        budgets = {"epsilon", "epsilons", "target_epsilon"} & known.keys()
+        noises = {"noise_multiplier", "noise_multipliers", "sigma"} & known.keys()
+        for budget, noise in itertools.product(budgets, noises):
+            pairs += 1
+            assert noise in known[budget].instead_of, (name, budget, noise)
+    assert pairs >= 3
+
+
+def test_contradictory_flags_are_errors_in_every_program(all_settings):
+    """Also where a flag repeats the default, which a comparison would not see."""
+    tried = 0
+    for name, known in all_settings:
+        for flag, setting in known.items():
+            for other in setting.instead_of:
+                assert other in known, (name, flag)
+                replaced = known[other]
+                one = f"--{flag}" if setting.kind is bool else _example(flag, setting)
+                two = f"--{other}={_words_of(replaced, replaced.default)}"
+                with pytest.raises(settings.UsageError, match="contradict") as raised:
+                    settings.read(known, [name, one, two])
+                assert f"--{other}" in str(raised.value)
+                tried += 1
+    assert tried > 15
+
+
+def test_flags_that_nothing_reads_are_errors_in_every_program(all_settings):
+    tried = 0
+    for name, known in all_settings:
+        for flag, setting in known.items():
+            if setting.only_with is None:
+                continue
+            other, *good = setting.only_with
+            assert set(good) <= set(known[other].one_of or ()), (name, flag)
+            bad = set(known[other].one_of or ()) - set(good)
+            given = [f"--{other}={sorted(bad)[0]}"] if good else []
+            line = f"--{flag}={_words_of(setting, setting.default)}"
+            with pytest.raises(settings.UsageError, match=f"flag --{flag} does"):
+                settings.read(known, [name, *given, line])
+            tried += 1
+    assert tried > 25
+
+
+def test_a_text_that_names_another_flag_has_the_relation_declared(all_settings):
+    """`Of --clip=quantile` in --help is a promise that --clip=fixed is refused."""
+    for name, known in all_settings:
+        for flag, setting in known.items():
+            named = re.match(r"(?:Of|For|With) --(\w+)", setting.text)
+            if named and flag != "minimum_clients":
+                assert setting.only_with is not None, (name, flag)
+                assert setting.only_with[0] == named[1], (name, flag)
+
+
+def test_every_path_flag_refuses_an_empty_path(all_settings):
+    """An empty path is the current directory, whose files a run would replace."""
+    paths = re.compile(
+        r"_dir$|^(results|features|checkpoint|ledger|input|check|weights"
+        r"|preset|public|private|gradients|sweeps)$"
+    )
+    tried = 0
+    for name, known in all_settings:
+        for flag, setting in known.items():
+            if setting.kind is str and setting.one_of is None and paths.search(flag):
+                for empty in ("", "  "):
+                    with pytest.raises(settings.UsageError, match=f"--{flag}="):
+                        settings.read(known, [name, f"--{flag}={empty}"])
+                tried += 1
+    assert tried > 40
+
+
+def test_no_benchmark_takes_an_empty_path():
+    """argparse would make the current directory of an empty path."""
+    for name, path in source_tree.find_modules().items():
+        if name.startswith("benchmarks."):
+            text = (ROOT / path).read_text(encoding="utf-8")
+            for line in text.splitlines():
+                if re.search(r'"--\w*(dir|folder)"', line):
+                    start = text.index(line)
+                    assert "named_path" in text[start : start + 120], (path, line)

@@ -73,6 +73,17 @@ def global_seed() -> int | None:
     return context.global_seed()
 
 
+@contextlib.contextmanager
+def without_global_seed() -> Iterator[None]:
+    """Hides the seed of `tf.random.set_seed` from the ops that are traced inside."""
+    state = context.context()
+    before, state._seed = state._seed, None
+    try:
+        yield
+    finally:
+        state._seed = before
+
+
 def read_without_a_copy(handle: tf.Tensor) -> None:
     """Lets reads of a variable share its memory, until rows are next looked up."""
     tf.raw_ops.DisableCopyOnRead(resource=handle)

@@ -31,14 +31,16 @@ class RunConfig:
     """
 
     task: str
-    output_dir: str = settings.words(
-        "", "Where results go. Default: runs/ and the task."
+    output_dir: str | None = settings.words(
+        None, "Where results go. Default: runs/ and the task."
     )
     data_dir: str | None = settings.words(
         None, "Where the data files are.", good="data"
     )
     synthetic: bool = settings.switch(
-        False, "Make up a few small clients: needs no files."
+        False,
+        "Make up a few small clients: needs no files.",
+        instead_of=("data_dir",),
     )
     variant: str = settings.choice(
         "paper",
@@ -94,12 +96,20 @@ class RunConfig:
         "The clip norm of --clipping=fixed, or the one that adaptive starts from.",
         good=0.1,
         above=0,
+        only_with=("clipping", "fixed", "adaptive"),
     )
     target_quantile: float = settings.number(
-        0.5, "Share of updates that adaptive leaves unclipped.", least=0, most=1
+        0.5,
+        "Share of updates that adaptive leaves unclipped.",
+        least=0,
+        most=1,
+        only_with=("clipping", "adaptive"),
     )
     clip_learning_rate: float = settings.number(
-        0.2, "How fast adaptive moves the clip norm.", above=0
+        0.2,
+        "How fast adaptive moves the clip norm.",
+        above=0,
+        only_with=("clipping", "adaptive"),
     )
     count_stddev: float | None = settings.number(
         None,
@@ -107,6 +117,7 @@ class RunConfig:
         "or more in cohorts that are too small for it.",
         good=5.0,
         above=0,
+        only_with=("clipping", "adaptive"),
     )
     layerwise: bool = settings.switch(
         False, "Whether every layer of the network is clipped by itself."
@@ -184,13 +195,17 @@ class RunConfig:
         good="10.0.0.1:10000,10.0.0.2:10000",
     )
     worker_ready_seconds: float = settings.number(
-        60.0, "How long workers that do not answer are waited for.", above=0
+        60.0,
+        "How long workers that do not answer are waited for.",
+        above=0,
+        only_with=("workers",),
     )
     worker_round_seconds: float = settings.number(
         3600.0,
         "How long a round on workers may take; a frozen worker is noticed by nothing "
         "else. A few times what a round takes.",
         above=0,
+        only_with=("workers",),
     )
     train_metrics: bool = settings.switch(
         False,

@@ -93,6 +93,7 @@ class Settings:
         "With --dealt_to: the concentration of the Dirichlet distribution of a "
         "client's labels; small numbers make clients differ.",
         above=0,
+        only_with=("dealt_to",),
     )
     test_share: float = settings.number(
         0.2, "Share of the clients for the test.", above=0, below=1
@@ -116,13 +117,20 @@ class Settings:
         None,
         "Read this file again, and convert nothing.",
         good="data/emnist_all.sqlite",
+        instead_of=(
+            "input",
+            "output_dir",
+            "client",
+            "columns",
+            "dealt_to",
+            "count_words",
+            "overwrite",
+        ),
     )
 
     def __post_init__(self):
         settings.check(self)
         if self.check is not None:
-            if self.input is not None:
-                raise ValueError("check reads a file that is there; leave --input out.")
             return
         for name, good in (("task", "shakespeare_character"), ("input", "posts.csv")):
             if getattr(self, name) is None:

@@ -30,7 +30,9 @@ class PlotConfig:
     sweeps: str = settings.words(
         "runs/sweep_digits", "Directories of sweeps, separated by commas."
     )
-    output_dir: str = settings.words("", "Where figures go. Default: the first sweep.")
+    output_dir: str | None = settings.words(
+        None, "Where figures go. Default: the first sweep."
+    )
     titles: str = settings.words(
         "",
         "What to call the sweeps, separated by semicolons, where the benchmark's name "
@@ -42,6 +44,11 @@ class PlotConfig:
     def __post_init__(self):
         settings.check(self)
         given, sweeps = self.titles.split(";"), self.sweeps.split(",")
+        if not all(part.strip() for part in sweeps):
+            raise ValueError(
+                f"sweeps must name a directory between commas, got {self.sweeps!r}; "
+                "for example --sweeps=runs/sweep_digits."
+            )
         if self.titles and len(given) != len(sweeps):
             raise ValueError(
                 f"titles must be one for each of {len(sweeps)} sweeps, separated by "

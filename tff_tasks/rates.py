@@ -34,7 +34,9 @@ class RatesConfig:
     """The search's settings."""
 
     task: str = settings.words("digits", "The benchmark.")
-    output_dir: str = settings.words("", "Where results go. Default: runs/rates_TASK.")
+    output_dir: str | None = settings.words(
+        None, "Where results go. Default: runs/rates_TASK."
+    )
     run_flags: str = settings.words(
         "", "Flags of all runs, as in --run_flags='--data_dir=data --rounds=100'."
     )

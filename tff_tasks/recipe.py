@@ -34,7 +34,9 @@ class RecipeConfig:
     """The settings of the search, and the target."""
 
     task: str = settings.words("digits", "The benchmark.")
-    output_dir: str = settings.words("", "Where results go. Default: runs/recipe_TASK.")
+    output_dir: str | None = settings.words(
+        None, "Where results go. Default: runs/recipe_TASK."
+    )
     run_flags: str = settings.words(
         "", "Flags of all runs, as in --run_flags='--rounds=100'."
     )

@@ -39,7 +39,9 @@ class SweepConfig:
     """The settings of a sweep."""
 
     task: str = settings.words("digits", "The benchmark.")
-    output_dir: str = settings.words("", "Where results go. Default: runs/sweep_TASK.")
+    output_dir: str | None = settings.words(
+        None, "Where results go. Default: runs/sweep_TASK."
+    )
     run_flags: str = settings.words(
         "", "Flags of all runs, as in --run_flags='--data_dir=data --rounds=100'."
     )

@@ -60,6 +60,59 @@ def test_a_wrong_flag_is_named(argument, message):
 
 
 @dataclasses.dataclass(frozen=True)
+class Related:
+    """Settings of which some take the place of others."""
+
+    noise: float = settings.number(1.1, "Noise.", least=0)
+    epsilon: float | None = settings.number(
+        None, "Finds the noise.", good=3, above=0, instead_of=("noise",)
+    )
+    clip: str = settings.choice("fixed", ("fixed", "quantile"), "How to clip.")
+    quantile: float = settings.number(0.5, "A share.", only_with=("clip", "quantile"))
+    workers: str | None = settings.words(None, "Addresses.", good="a:1")
+    seconds: float = settings.number(60, "A limit.", only_with=("workers",))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--epsilon=3", "--noise=1.1"], "--epsilon and --noise contradict"),
+        (["--quantile=0.5"], "--quantile .* quantile of --clip.*--clip=quantile"),
+        (["--clip=fixed", "--quantile=0.4"], "--clip is fixed"),
+        (["--seconds=5"], "--seconds .* a value of --workers.*--workers=a:1"),
+    ],
+)
+def test_a_flag_that_nothing_would_read_is_an_error(arguments, message):
+    with pytest.raises(settings.UsageError, match=message):
+        settings.parse(Related, ["related", *arguments])
+
+
+def test_related_flags_that_are_read_pass():
+    for arguments in (
+        ["--epsilon=3"],
+        ["--noise=0"],
+        ["--clip=quantile", "--quantile=0.4"],
+        ["--seconds=5", "--workers=b:1"],
+    ):
+        assert settings.parse(Related, ["related", *arguments]) is not None
+
+
+def test_help_names_the_related_flags(capsys):
+    assert settings.parse(Related, ["related", "--help"]) is None
+    said = capsys.readouterr().out
+    assert "In the place of --noise." in said
+    assert "Only with --clip=quantile." in said
+
+
+@pytest.mark.parametrize("text", ["", " "])
+def test_an_empty_path_is_refused_and_makes_nothing(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="--output_dir=.*not empty"):
+        programs.launch("A.", Small, lambda used: None, ["x", f"--output_dir={text}"])
+    assert list(tmp_path.iterdir()) == []
+
+
+@dataclasses.dataclass(frozen=True)
 class Checked:
     """Settings that check themselves, also without a command line."""
 

@@ -95,3 +95,90 @@ def test_what_is_released_decides_without_a_word(monitor):
 
 def test_callbacks_that_decide_nothing_are_not_named():
     assert "decided" not in stated(K.LearningRateScheduler(lambda epoch: 0.1))
+
+
+class Halves(K.Callback):
+    """Sets the learning rate by a metric, as `ReduceLROnPlateau` does."""
+
+    def __init__(self, hook):
+        super().__init__()
+        setattr(self, hook, self._set)
+
+    def _set(self, step, logs=None):
+        rate = self.model.optimizer.learning_rate
+        rate.assign(0.01 + 0.001 * float((logs or {}).get("loss", 1.0)))
+
+
+@pytest.mark.parametrize("hook", ["on_epoch_end", "on_train_batch_end"])
+def test_a_rate_that_a_callback_of_ones_own_sets_is_stated(hook):
+    """The saved rate is an exact function of the private loss."""
+    text = stated(Halves(hook))
+    assert "a callback (Halves) set the learning rate between two steps" in text
+    assert text.count("set the learning rate") == 1
+    assert "ended fit" not in text
+
+
+def test_a_rate_that_is_set_in_the_last_epoch_alone_is_stated():
+    def late(epoch, logs):
+        if epoch == 1:
+            budget.model.optimizer.learning_rate = 0.1 * float(logs["loss"])
+
+    budget = K.LambdaCallback(on_epoch_end=late)
+    assert "a callback (LambdaCallback) set the learning rate" in stated(budget)
+
+
+class Ends(K.Callback):
+    """Ends `fit` by a metric."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = logs["loss"] < 1e9
+
+
+class EndsWithinAnEpoch(K.Callback):
+    """Ends `fit` by a metric of a batch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = logs["loss"] < 1e9
+
+
+@pytest.mark.parametrize("kind", [Ends, EndsWithinAnEpoch])
+def test_an_end_that_a_callback_of_ones_own_sets_is_stated(kind):
+    text = stated(kind())
+    assert f"a callback ({kind.__name__}) ended fit" in text
+    assert "learning rate" not in text
+
+
+def test_a_subclass_of_a_stopping_callback_is_ones_own():
+    class Early(K.EarlyStopping):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = True
+
+    assert "a callback (Early) ended fit" in stated(Early(monitor="epsilon"))
+
+
+class Reads(K.Callback):
+    """Decides nothing."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        float(logs["loss"])
+
+
+def test_rates_of_schedules_and_of_epochs_are_not_named():
+    text = stated(K.LearningRateScheduler(lambda epoch: 0.1 / (1 + epoch)))
+    assert "learning rate" not in text and "ended fit" not in text
+    text = stated(Reads())
+    assert "learning rate" not in text and "ended fit" not in text
+
+
+def test_the_end_of_the_budget_is_no_decision():
+    plan = dpc.keras.PrivacyPlan(8, 1e-4, 60, batch_size=20, epochs=1)
+    model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
+    model.compile(plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0), "mse")
+    model.fit(
+        plan.batches((X, X[:, 0])),
+        epochs=5,
+        callbacks=[*plan.callbacks, Reads()],
+        verbose=0,
+    )
+    assert model.stop_training
+    assert "ended fit" not in str(plan.statement())

@@ -156,14 +156,18 @@ def test_scores_count_tokens_of_records_and_no_padding():
 
 
 def arguments(data, *more):
+    network = ["--layers=1", "--width=8"]
+    flags = {flag.split("=")[0] for flag in more}
+    if flags.isdisjoint(("--weights", "--preset", "--public")):
+        network.append(f"--public={data / 'public.txt'}")
+    if "--preset" in flags:
+        network = []
     return [
         "fine_tune",
         f"--private={data / 'private.jsonl'}",
-        f"--public={data / 'public.txt'}",
         f"--output_dir={data / 'out'}",
         "--length=12",
-        "--layers=1",
-        "--width=8",
+        *network,
         "--delta=1e-3",
         "--epsilon=8",
         "--batch_size=30",
@@ -212,9 +216,11 @@ def test_records_at_a_time_are_found_from_the_memory(data, capsys):
 @pytest.mark.parametrize(
     "flags, words",
     [
-        (["--private="], "--private: say which records"),
+        (["--private="], "--private=: must be a text that is not empty"),
         (["--labels=a,b"], "--label_field and --labels belong together"),
-        (["--public="], "--public: the small decoder knows nothing"),
+        (["--public="], "--public=: must be a text that is not empty"),
+        (["--preset=gpt2", "--layers=2"], "--preset takes the place of --layers"),
+        (["--weights=a.npz", "--public=b"], "--weights takes the place of --public"),
         (["--width=6"], "--width: must be a multiple of 4"),
         (
             ["--step_memory=64", "--physical_batch_size=8"],
@@ -226,6 +232,13 @@ def test_records_at_a_time_are_found_from_the_memory(data, capsys):
 def test_flags_that_do_not_go_together_are_refused(data, flags, words):
     with pytest.raises(SystemExit, match=words):
         fine_tune.main(arguments(data, *flags))
+
+
+@pytest.mark.parametrize("missing", ["private", "public"])
+def test_records_and_public_texts_are_asked_for(data, missing):
+    given = [a for a in arguments(data) if not a.startswith(f"--{missing}=")]
+    with pytest.raises(SystemExit, match=f"flag --{missing}: .*--{missing}="):
+        fine_tune.main(given)
 
 
 def test_a_preset_without_keras_hub_names_the_extra(data, monkeypatch):

@@ -497,3 +497,171 @@ class TestRowsOfFramesGoTogether:
                 release()
         assert statistics.left == 3
         statistics.moments(frame["a"], low=0, high=9)
+
+
+# A third entry that is no weight.
+
+
+def _entries(low, high, dtype, *row):
+    rng = np.random.default_rng(3)
+    return tuple(
+        (low + (high - low) * rng.random((12, *row))).astype(dtype) for _ in range(3)
+    )
+
+
+TRIPLETS = {
+    "images in [0, 1]": _entries(0, 1, "float32", 6, 6, 3),
+    "grey images in [0, 1]": _entries(0, 1, "float64", 6, 6, 1),
+    "images in [-1, 1]": _entries(-1, 1, "float32", 6, 6),
+    "images of bytes": _entries(0, 255, "uint8", 6, 6, 3),
+    "embeddings": _entries(0, 1, "float32", 5),
+    "tokens": _entries(0, 1000, "int64", 7),
+    "texts": (np.array(["a"] * 12), np.array(["b"] * 12), np.array(["c"] * 12)),
+    "dicts": tuple({"ids": e, "mask": e > 9} for e in _entries(0, 1000, "int32", 7)),
+    "centred ratings": _entries(-1, 1, "float32"),
+    "several negatives": (*_entries(-1, 1, "float32", 5)[:2], -np.ones((12, 2, 5))),
+}
+
+
+@pytest.mark.parametrize("kind", TRIPLETS)
+def test_a_third_input_is_not_taken_for_weights(kind):
+    """Triplets (anchor, positive, negative) would train on products of pixels."""
+    triplet = TRIPLETS[kind]
+    with pytest.raises(ValueError) as raised:
+        sampling.Poisson(0.5).batches(triplet)
+    said = str(raised.value)
+    line = "plan.batches(((anchor, positive, negative), np.zeros(len(anchor))))"
+    assert line in said and ".clip(" not in said
+    # The line of the message works.
+    batches = sampling.Poisson(0.5).batches((triplet, np.zeros(12)))
+    assert len(next(iter(batches))[0]) == 3
+
+
+class _Rows:
+    def __init__(self, parts):
+        self.parts = parts
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, place):
+        return tuple(part[place] for part in self.parts)
+
+
+@pytest.mark.parametrize("kind", ["images in [0, 1]", "embeddings", "texts"])
+@pytest.mark.parametrize("source", ["pipeline", "object", "list", "stream"])
+def test_no_source_takes_a_third_input_for_weights(kind, source, tmp_path):
+    triplet = TRIPLETS[kind]
+    scheme = sampling.Poisson(0.5)
+    if source == "pipeline":
+        data = tf.data.Dataset.from_tensor_slices(triplet)
+    elif source == "object":
+        data = _Rows(triplet)
+    elif source == "list":
+        data = list(map(_Rows(triplet).__getitem__, range(12)))
+    else:
+        rows = map(_Rows(triplet).__getitem__, range(12))
+        data = sampling.Stream(rows, 12, folder=tmp_path)
+        scheme = sampling.RandomAllocation(2)
+    with pytest.raises(ValueError, match="the third entry is sample_weight"):
+        scheme.batches(data)
+
+
+@pytest.mark.parametrize(
+    "x, y, weights",
+    [
+        ([6, 6, 3], "float32 6 6", np.ones((12, 6, 6))),  # Entries of images.
+        ([7], "int64 7", np.ones((12, 7))),  # Tokens.
+        ([7], "int64 7", np.tile([1, 1, 1, 1, 0, 0, 0], (12, 1))),  # A mask of ones.
+        ([7], "int64 7", np.ones((12, 7), bool)),
+        ([1], "float32 1", np.ones((12, 1))),
+        ([], "float32", np.full(12, 3)),  # Counts of records.
+        ([5], "float32 5", np.full(12, 2.5)),
+    ],
+)
+def test_weights_are_taken(x, y, weights):
+    dtype, *row = y.split()
+    y = np.ones([12, *map(int, row)], dtype)
+    batches = sampling.FullBatch().batches((np.ones([12, *x]), y, weights))
+    drawn = np.asarray(tf.nest.flatten(next(iter(batches))[2])[0])
+    assert drawn.sum() == np.asarray(weights, "float32").sum()
+
+
+# Rows that share numbers.
+
+SERIES = np.arange(40, dtype="float32")
+WINDOWS = np.lib.stride_tricks.sliding_window_view(SERIES, 8)
+OVERLAPPING = {
+    "windows": WINDOWS,
+    "windows of float64": np.lib.stride_tricks.sliding_window_view(
+        SERIES.astype("float64"), 8
+    ),
+    "windows that overlap a little": WINDOWS[::7],
+    "windows with gaps": WINDOWS[:, ::3],
+    "windows of a table": np.lib.stride_tricks.sliding_window_view(
+        SERIES.reshape(20, 2), 4, axis=0
+    ),
+    "a row many times": np.broadcast_to(SERIES, (12, 40)),
+    "by hand": np.lib.stride_tricks.as_strided(SERIES, (12, 5), (4, 4)),
+    "in a dict": {"a": np.ones((33, 2), "float32"), "b": WINDOWS},
+    "a list of views": ([SERIES[i : i + 8] for i in range(30)], np.arange(30)),
+    "a list of copies": ([WINDOWS[0], *WINDOWS[::8], WINDOWS[0]], np.arange(7)),
+    "a list of records": [(SERIES[i : i + 8], i) for i in range(30)],
+}
+APART = {
+    "rows": SERIES.reshape(10, 4),
+    "windows beside each other": WINDOWS[::8],
+    "every second row": np.ones((20, 4), "float32")[::2],
+    "columns first": np.asfortranarray(SERIES.reshape(10, 4)),
+    "a transposed table": SERIES.reshape(4, 10).T,
+    "backwards": SERIES.reshape(10, 4)[::-1],
+    "a list of rows": (list(SERIES.reshape(10, 4)), np.arange(10)),
+    "copies of windows": WINDOWS.copy(),
+    "one channel of images": np.ones((6, 3, 3, 2), "float32")[..., 0],
+}
+
+
+def _shared_numbers(data):
+    found = sampling.Poisson(0.5).batches(data).assumptions
+    return [text for text in found if "share numbers in memory" in text]
+
+
+@pytest.mark.parametrize("kind", OVERLAPPING)
+def test_rows_that_share_numbers_are_an_assumption(kind):
+    """Each row is protected by itself, and a number of the series is in several."""
+    assert _shared_numbers(OVERLAPPING[kind])
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_rows_apart_in_memory_need_no_assumption(kind):
+    assert not _shared_numbers(APART[kind])
+
+
+def test_constant_labels_are_no_shared_rows():
+    assert not _shared_numbers((APART["rows"], np.broadcast_to(1.0, (10, 2))))
+
+
+def _window(i):
+    return tf.constant(SERIES)[i : i + 8]
+
+
+def test_records_made_of_numbers_are_an_assumption(tmp_path):
+    numbers = tf.data.Dataset.range(30)
+    slices = tf.data.Dataset.from_tensor_slices(WINDOWS.copy())
+    inner = slices.flat_map(lambda x: tf.data.Dataset.range(3).map(lambda i: x[i:]))
+
+    def stated(data, examples=None):
+        scheme = sampling.Poisson(0.5)
+        if examples:
+            data = sampling.Stream(data, examples, folder=tmp_path)
+            scheme = sampling.RandomAllocation(2)
+        texts = scheme.batches(data).assumptions
+        return [text for text in texts if "numbers of a range" in text]
+
+    assert stated(numbers.map(lambda i: tf.ensure_shape(_window(i), [8])))
+    assert stated(numbers.map(lambda i: 2 * i).map(_window, num_parallel_calls=2), 30)
+    assert stated(inner.map(lambda x: x[:4]), 99)
+    assert not stated(slices) and not stated(slices, 33)
+    assert not stated(numbers)
+    zipped = tf.data.Dataset.zip((numbers, slices.take(30)))
+    assert not stated(zipped.map(lambda i, x: (x, i)))

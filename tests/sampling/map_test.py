@@ -383,6 +383,88 @@ def test_fresh_random_numbers_need_no_assumption(function):
     assert not mapped.assumptions
 
 
+@pytest.fixture
+def global_seed():
+    tf.random.set_seed(5)
+    yield
+    tf.random.set_seed(None)
+
+
+def _numbers_of_epochs(batches):
+    return [np.sort(np.ravel(next(iter(batches))[0])) for _ in range(2)]
+
+
+RANDOM = {
+    "an op": lambda x: x + tf.random.uniform([1]),
+    "a branch": lambda x: tf.cond(
+        x[0] > -1, lambda: x + tf.random.normal([1]), lambda: x
+    ),
+    "a library's function": lambda x: tf.image.random_brightness(x[None, None], 0.5)[
+        0, 0
+    ],
+    "a tf.function": tf.function(lambda x: x + tf.random.uniform([1])),
+}
+
+
+@pytest.mark.parametrize("function", RANDOM.values(), ids=RANDOM)
+@pytest.mark.parametrize("method", ["map", "map_batches"])
+def test_every_epoch_has_numbers_of_its_own_under_a_global_seed(
+    global_seed, function, method
+):
+    """A random op of tf.data begins anew with each iterator."""
+    batches = sampling.FullBatch().batches(np.zeros((16, 1), "float32"))
+    if method == "map_batches":
+        function = lambda x: x + tf.random.uniform([16, 1])  # noqa: E731
+    changed = getattr(batches, method)(function)
+    first, second = _numbers_of_epochs(changed)
+    assert len(set(first)) > 8
+    assert not np.isin(first, second).any()
+    assert tf.random.uniform([]).numpy() == _first_number()  # The seed is as before.
+
+
+def _first_number():
+    tf.random.set_seed(5)
+    return tf.random.uniform([]).numpy()
+
+
+def test_the_lengths_of_fit_have_numbers_of_their_own_too(global_seed):
+    batches = sampling.Poisson(0.9).batches(np.zeros((16, 1), "float32"))
+    changed = batches.map(RANDOM["an op"])
+    changed.take_as_drawn(True)
+    first, second = _numbers_of_epochs(changed)
+    assert not np.isin(first, second).any()
+
+
+def test_numbers_that_repeat_by_a_seed_of_the_op_are_said():
+    batches = sampling.FullBatch().batches(np.zeros((16, 1), "float32"))
+    with pytest.warns(UserWarning, match="each epoch has the same numbers"):
+        changed = batches.map(lambda x: x + tf.random.uniform([1], seed=3))
+    first, second = _numbers_of_epochs(changed)
+    assert np.array_equal(first, second)
+
+
+def test_seeded_draws_have_seeded_numbers_and_a_warning(global_seed):
+    """An experiment with `seed=` can be run again."""
+    runs = []
+    for _ in range(2):
+        tf.random.set_seed(5)
+        drawn = sampling.Poisson(0.5).batches(np.zeros((16, 1), "float32"), seed=1)
+        with pytest.warns(UserWarning, match="each epoch has the same numbers"):
+            runs.append(_numbers_of_epochs(drawn.map(RANDOM["an op"]))[0])
+    assert np.array_equal(*runs)
+
+
+@pytest.mark.parametrize("parallel", [None, 2])
+def test_a_pipeline_whose_numbers_may_repeat_is_named(global_seed, parallel, tmp_path):
+    data = tf.data.Dataset.from_tensor_slices(np.zeros((16, 1), "float32"))
+    data = data.map(RANDOM["an op"], num_parallel_calls=parallel)
+    with pytest.warns(UserWarning, match=r"plan.batches\(data\).map\(augment\)"):
+        sampling.FullBatch().batches(data)
+    stream = sampling.Stream(data, 16, folder=tmp_path)
+    with pytest.warns(UserWarning, match=r"plan.batches\(data\).map\(augment\)"):
+        sampling.RandomAllocation(1).batches(stream)
+
+
 def test_the_ledger_of_a_loop_has_the_assumptions_about_the_data():
     drawn = sampling.Poisson(0.1).batches(np.zeros((40, 3), "float32"))
     for data in (drawn.map_batches(lambda x: 2 * x), drawn.map(SEEDED["an op"])):

@@ -132,7 +132,7 @@ def test_a_bad_cell_among_many_is_named(tmp_path):
         ([], "task must be given, for example --task=shakespeare_character"),
         (["--task=digits"], "must be one of cifar100_image"),
         (["--task=shakespeare_character"], "input must be given"),
-        (["--check=a", "--input=b"], "leave --input out"),
+        (["--check=a", "--input=b"], "contradict each other"),
         (
             ["--task=shakespeare_character", "--input=a", "--pixels=ink_1"],
             "pixels is for EMNIST",

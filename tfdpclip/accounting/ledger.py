@@ -9,6 +9,8 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import dp_accounting
+
 from tfdpclip import _arguments
 from tfdpclip._docs import see
 from tfdpclip.accounting._ledger_file import FORMAT, LedgerFile
@@ -43,6 +45,11 @@ _OTHER_PEOPLE = (
     "the ids of some phases (statistics, or another plan) tell people apart in another "
     "way than those of the first: who is one person in one phase, and several in "
     "another, is not covered as a whole"
+)
+
+_LEFT_OUT = (
+    "the {} draws that the loop took and made no step of were left out for public "
+    "reasons, not by their records (each is counted as a step)"
 )
 
 
@@ -87,6 +94,9 @@ class Ledger(Spending):
     * A step is reserved, in the file, before it runs. If the process dies before the
       step is recorded, the next `Ledger.load` counts it: the ledger can err only
       towards a larger epsilon. Restoring an older checkpoint does not lower it.
+    * A draw that eager code takes of the batches of `begin`, or of a step's batches,
+      reserves its step: the number of steps is at least the number of draws, also if
+      the loop leaves draws out.
     * In a loop of `step()` blocks, a step of the loop's optimizer outside of the blocks
       raises in the next block and is counted, or is named by the statement. Without
       blocks, the statement names steps of private optimizers that are more than were
@@ -155,6 +165,12 @@ class Ledger(Spending):
         self._drawn_before, self._skipped = 0, 0
         # The drawer of the run's elements, where their steps depend on each other.
         self._order: Any = None
+        # The objects that draw for the run's loop; how many elements each object had
+        # drawn at `begin`; the steps recorded since; and the reservations of draws.
+        self._loop_draws: set[element_uses.Draws] = set()
+        self._drawn_at_begin = element_uses.elements_drawn()
+        self._ran, self._by_draws = 0, 0
+        self._assumed = element_uses.assumptions_noted()
         # The person of each row, as of the first phase of this process about people.
         self._people: Any = None
 
@@ -262,6 +278,7 @@ class Ledger(Spending):
         phase.event(1)  # Validates the remaining settings.
         phase.refuse_unreadable(self.path)
         self.note_people(getattr(sampling, "_people", None))
+        usable = self._pass_on_draws()
         self._forfeit_reserved()
         begin_run(self.phases, phase, change, continued)
         if phase.noise is None and hasattr(sampling, "_begin_run"):
@@ -270,6 +287,7 @@ class Ledger(Spending):
         if self._drawn is not None:
             self._drawn_before = self._drawn() - self.phases[-1].runs[-1]
         self._order = getattr(sampling, "_order", None)
+        self._begin_draws(sampling, holder, usable)
         for text in (*clip_assumptions(clip), *_assumptions_of(sampling)):
             self.assume(text)
         self._holder, self._compared, self._skipped = holder, (0, 0), 0
@@ -320,6 +338,8 @@ class Ledger(Spending):
             if self._holder is None:
                 note_recorded(steps)
         phase.runs[-1] += steps
+        self._ran += steps
+        self._by_draws = max(0, self._by_draws - steps)
         self._credit(steps)
         self.reserved = max(0, self.reserved - steps)
         if self._drawn is not None:
@@ -335,7 +355,7 @@ class Ledger(Spending):
 
     def release(self) -> None:
         """Drops reservations of steps that certainly did not run."""
-        self.reserved = 0
+        self.reserved = self._by_draws = 0
         self.save()
 
     @contextlib.contextmanager
@@ -353,7 +373,9 @@ class Ledger(Spending):
             at their worst, and so are steps of less noise. Errors that a step found in
             code compiled by XLA, which cannot raise, are raised here as well.
         """
-        self.reserve(steps)
+        self._reserve_draws()
+        # A draw has reserved its step.
+        self.reserve(max(0, steps - self._by_draws))
         before, uncounted = releases_so_far(), uncounted_releases()
         used = element_uses.elements_used()
         self._in_block = True
@@ -378,6 +400,59 @@ class Ledger(Spending):
         for holder, _, settings in found:
             self._compare_outside(holder, settings, uncounted)
         raise_failures([holder for holder, _, _ in found])
+
+    def event(self, more: int = 0) -> dp_accounting.DpEvent:
+        """Returns the event of all recorded and reserved steps, and of `more` steps.
+
+        Args:
+          more: Further steps under the current settings.
+        """
+        self._reserve_draws()
+        return super().event(more)
+
+    def _begin_draws(self, sampling: Any, holder: str | None, usable: Mapping) -> None:
+        """Begins to count the draws of the loop whose phase begins."""
+        self._drawn_at_begin = {
+            draws: (taken - usable.get(draws, 0), drawn - usable.get(draws, 0))
+            for draws, (taken, drawn) in element_uses.elements_drawn().items()
+        }
+        self._ran = self._by_draws = 0
+        self._assumed = element_uses.assumptions_noted()
+        self._loop_draws = set()
+        if holder is None:
+            self._note_draws(getattr(sampling, "_order", None))
+
+    def _note_draws(self, order: Any) -> None:
+        """Counts the draws of a drawer, given by a weak reference, from `begin` on."""
+        drawer = None if order is None else order()
+        if drawer is not None and drawer.scheme.independent_steps:
+            self._loop_draws.add(drawer.draws)
+
+    def _pass_on_draws(self) -> dict[element_uses.Draws, int]:
+        """Drops the reservations of draws at hand, which a new phase may use.
+
+        Returns:
+          The number of elements of these draws.
+        """
+        self._reserve_draws()
+        usable = {draws: draws.usable for draws in self._loop_draws}
+        left_out = max(0, self._by_draws - sum(usable.values()))
+        self.reserved -= self._by_draws
+        if left_out:
+            self.phases[-1].runs[-1] += left_out
+            self.assume(_LEFT_OUT.format(left_out), once=False)
+        return {draws: steps * draws.pieces for draws, steps in usable.items()}
+
+    def _reserve_draws(self) -> None:
+        """Reserves a step for each draw that the loop took and has not used."""
+        none = 0, 0
+        handed = sum(
+            draws.handed_out(self._drawn_at_begin.get(draws, none))
+            for draws in self._loop_draws
+        )
+        waiting = max(self._by_draws, handed - self._ran)
+        self.reserved += waiting - self._by_draws
+        self._by_draws = waiting
 
     def _compare_draws(self, schemes: list[Any]) -> None:
         """Raises if a step used an element that another scheme drew more often."""
@@ -405,6 +480,8 @@ class Ledger(Spending):
         Raises if the noise of the steps is correlated: no run bounds both orders.
         """
         for use in uses:
+            if self._holder is None:
+                self._note_draws(use.order)
             if use.scheme.independent_steps or use.order is self._order:
                 continue
             phase, another = self._current(), self._order is not None
@@ -477,6 +554,8 @@ class Ledger(Spending):
         Raises:
           ValueError: If no phase was begun.
         """
+        for text in element_uses.assumptions_since(self._assumed):
+            self.assume(text)
         uncounted = uncounted_releases()
         outside = (self._outside(holder, uncounted) for holder in self._in_blocks)
         if not self._in_block and any(outside):
@@ -486,13 +565,16 @@ class Ledger(Spending):
             )
         # Not for good: a step may be recorded after it ran.
         kept, missing = self.notes, self._unrecorded(uncounted)
+        self._reserve_draws()
+        if self._by_draws:
+            self.notes = [*self.notes, _LEFT_OUT.format(self._by_draws)]
         if missing:
             problem = (
                 f"something ran that is not counted: since ledger.begin(), {missing} "
                 "steps of private optimizers were recorded by no ledger; "
                 "ledger.record(n) takes their number, and ledger.step() compares it"
             )
-            self.notes = [*kept, problem]
+            self.notes = [*self.notes, problem]
         try:
             return super().statement()
         finally:

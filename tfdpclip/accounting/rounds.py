@@ -21,6 +21,71 @@ if TYPE_CHECKING:
     from tfdpclip.sampling import Cohorts
 
 
+class _Block:
+    """A block of `RoundBudget.round`: its cohort's size, and the rounds that ran."""
+
+    def __init__(self, clients: int):
+        self.clients, self.executions = clients, 0
+        # Whether a context that counts was there.
+        self.counted = bool(_CONTEXTS)
+
+
+_UNCOUNTED = (
+    "each block of round() ran one round, with its cohort: the context that ran the "
+    "rounds is not of this library, and does not count"
+)
+_BLOCKS: list[_Block] = []
+_CONTEXTS: list[object] = []
+
+
+@contextlib.contextmanager
+def counts_executions() -> Iterator[None]:
+    """Declares that a context inside calls `execution` for each computation."""
+    _CONTEXTS.append(None)
+    for block in _BLOCKS:
+        block.counted = True
+    try:
+        yield
+    finally:
+        _CONTEXTS.pop()
+
+
+@contextlib.contextmanager
+def execution(clients: int | None) -> Iterator[None]:
+    """Counts the run of a computation on clients' data, in the block around it.
+
+    Args:
+      clients: The number of clients; None if the computation has no clients' data.
+
+    Raises:
+      PrivacyMismatchError: If a computation ran in this block, or the clients are more
+        than the cohort. Nothing has run then.
+    """
+    if not _BLOCKS or clients is None:
+        yield
+        return
+    block, problem = _BLOCKS[-1], ""
+    if block.executions:
+        problem = "A second computation on clients' data would run in one round."
+    elif clients > block.clients:
+        problem = f"{clients} clients would take part in a round whose cohort has "
+        problem += f"{block.clients}."
+    if problem:
+        raise PrivacyMismatchError(
+            f"{problem} A block of RoundBudget.round() counts one round of its cohort. "
+            "Write: with budget.round() as cohort: state = process.next(state, "
+            "[data[c] for c in cohort]).state, and evaluate outside of the block."
+            + see("two-numbers-for-one-noise")
+        )
+    block.executions += 1
+    try:
+        yield
+    except BaseException:
+        # Nothing was released, and the computation may be called again.
+        block.executions -= 1
+        raise
+
+
 class BudgetExceededError(RuntimeError):
     """The next round would exceed the privacy budget."""
 
@@ -43,6 +108,9 @@ class RoundBudget:
       noise the server knows the cohorts, so that sampling does not lower the cost:
       neighbours differ in the contribution of one client.
     * A round enters the ledger before it runs, and counts however it ends.
+    * In `dpc.federated.local_context` and `remote_context`, a second computation on
+      clients' data in the block of a round is refused, and so are more clients than
+      the cohort. With another context the statement says that this was not seen.
     * The cohort is a function of the number of rounds that were begun, not of a round
       number of the caller's: a round that is run again, after a crash say, has a fresh
       cohort. (Noise drawn twice for one cohort would cost more than two rounds.)
@@ -223,12 +291,26 @@ class RoundBudget:
             self.ledger.phases[-1].trail.use(place, self._order)
         self.ledger.reserve()
         try:
-            yield self.cohorts(number)
+            cohort = self.cohorts(number)
+            with self._block(len(cohort)):
+                yield cohort
         finally:
             alone = self.ledger.place == self._place
             self.ledger.record()
             if alone:
                 self._place = self.ledger.place
+
+    @contextlib.contextmanager
+    def _block(self, clients: int) -> Iterator[None]:
+        """Counts the computations of a block, where a context of the library runs."""
+        block = _Block(clients)
+        _BLOCKS.append(block)
+        try:
+            yield
+        finally:
+            _BLOCKS.remove(block)
+            if self.aggregator is not None and not block.counted:
+                self.ledger.assume(_UNCOUNTED)
 
     def _return_to_phase(self) -> None:
         """Makes the next round count with this budget's settings.

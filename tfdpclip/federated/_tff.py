@@ -253,10 +253,33 @@ def computed_now(context: Any, computation: Any, argument: Any) -> Any:
         return executor.submit(asyncio.run, compute()).result()
 
 
+def count_clients(computation: Any, argument: Any) -> int | None:
+    """The number of clients that a computation gets data of; None without such data."""
+    return _count_clients(computation.type_signature.parameter, argument)
+
+
+def _count_clients(value_type: Any, value: Any) -> int | None:
+    if isinstance(value_type, FederatedType):
+        many = value_type.placement is CLIENTS and not value_type.all_equal
+        return len(value) if many and hasattr(value, "__len__") else None
+    if not isinstance(value_type, StructType):
+        return None
+    kinds = [kind for _, kind in _elements(value_type)]
+    found = map(_count_clients, kinds, _parts(value) or ())
+    return max((n for n in found if n is not None), default=None)
+
+
 def new_local_context(
-    simulate_secure_sums: bool, asynchronous: bool
+    simulate_secure_sums: bool,
+    asynchronous: bool,
+    around: Callable[[int | None], contextlib.AbstractContextManager[None]],
 ) -> tuple[Any, Callable[[], None]]:
     """An execution context, and a function that ends its worker process.
+
+    Args:
+      simulate_secure_sums: whether secure sums are computed without cryptography.
+      asynchronous: whether computations return awaitables.
+      around: makes the context, given the number of clients, of each computation.
 
     Raises:
       RuntimeError: if this release of TensorFlow Federated keeps its worker elsewhere.
@@ -281,6 +304,17 @@ def new_local_context(
             process.kill()
             process.wait()
 
+    run = context.invoke
+
+    def invoke(computation, argument):
+        with around(count_clients(computation, argument)):
+            return run(computation, argument)
+
+    async def invoke_later(computation, argument):
+        with around(count_clients(computation, argument)):
+            return await run(computation, argument)
+
+    context.invoke = invoke_later if asynchronous else invoke
     if asynchronous:
         context = ProgramContext(context)
     return context, end_worker

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tfdpclip._arguments import boolean, count_of, positive
+from tfdpclip.accounting import rounds
 from tfdpclip.federated import _tff, _workers
 
 # Far larger values overflow the clocks of the operating system and of gRPC.
@@ -58,10 +59,12 @@ def local_context(
     """
     boolean("simulate_secure_sums", simulate_secure_sums)
     boolean("asynchronous", asynchronous)
-    context, end_worker = _tff.new_local_context(simulate_secure_sums, asynchronous)
+    context, end_worker = _tff.new_local_context(
+        simulate_secure_sums, asynchronous, rounds.execution
+    )
     with _interruptible():
         try:
-            with _tff.install(context):
+            with _tff.install(context), rounds.counts_executions():
                 yield context
         finally:
             end_worker()
@@ -174,7 +177,7 @@ def remote_context(
         )
         if asynchronous:
             context = _tff.ProgramContext(_Awaited(context))
-        with _tff.install(context):
+        with _tff.install(context), rounds.counts_executions():
             yield context
     finally:
         _workers.all_at_once([worker.close for worker in connected])
@@ -239,7 +242,10 @@ class RemoteContext(_tff.MergingContext):
           TimeoutError: if it takes longer than the deadline, or a worker is lost.
         """
         try:
-            with _workers.deadline(self._round_seconds):
+            with (
+                rounds.execution(_tff.count_clients(comp, arg)),
+                _workers.deadline(self._round_seconds),
+            ):
                 return super().invoke(comp, arg)
         except _workers.RoundTooLongError as error:
             raise TimeoutError(self._too_long()) from error

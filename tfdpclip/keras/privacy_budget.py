@@ -322,9 +322,12 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 self._ledger.phases[-1].undo_partial_epoch()
             raise
         self._place = self._ledger.place
+        self._decisions = choosing_callbacks.OwnDecisions(self.model)
 
     def on_train_batch_begin(self, batch, logs=None):
         del logs
+        for text in self._decisions.assumptions():
+            self._ledger.assume(text)
         refuse_other_use(
             self._ledger,
             self._place,
@@ -390,7 +393,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         if self._planned is not None and self._done >= self._planned:
             return  # Keras stops by itself: the planned steps are done.
         if self._done + max(1, self._executions.steps_from(batch + 1)) > self._allowed:
-            self.model.stop_training = True
+            self.model.stop_training = self._decisions.budget_stops = True
             print(
                 f"\nPrivacyBudget: stopping after {self._ledger.steps} steps; one more "
                 f"would exceed epsilon = {self.epsilon:g}."
@@ -415,6 +418,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         del logs
+        for text in self._decisions.assumptions(ends=True):
+            self._ledger.assume(text)
         self._watch.end()
         seeded_layers.begin_anew(self.model)
         self._draws.end()

@@ -9,6 +9,7 @@ mechanism's release, the update. The settings of the step are in
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -30,6 +31,7 @@ from tfdpclip.gradients.loss.state import find_state_reads, public_handles
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.optimizer_variables import OptimizerVariables
 from tfdpclip.keras.watching import private_state
+from tfdpclip.keras.watching.step_search import ALTERED_DATA, find_altered_data
 from tfdpclip.keras.watching.weight_watch import marked_updates, own_writes
 from tfdpclip.sampling.provenance import rows_per_record_of
 
@@ -143,6 +145,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
                 rows_per_record=self._rows_per_record,
             )
         self._refuse_other_rows(records.flows.sources)
+        self._refuse_altered_data(loss.graph, var_list)
         self._unsaved.data.claim(loss.graph, records.flows.sources)
         records.checks_passed = tf.logical_and(
             records.checks_passed, here.constant.check(records.state_reads)
@@ -154,6 +157,25 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
                 here.note_rows(known, error)
         private_state.restore_public_statistics(loss)
         return records
+
+    def _refuse_altered_data(self, graph, var_list) -> None:
+        """Makes a loop's call raise if functions around the step's altered the data."""
+        called = drawn_rows.function_of_loop(graph)
+        if called is None:
+            return
+        own = [*var_list, *self.written_by_steps()]
+
+        def refuse():
+            # The functions around the step are complete when a loop calls them.
+            made = find_altered_data(called, own, self._step_history.identity)
+            if made is not None:
+                raise PrivacyMismatchError(ALTERED_DATA.format(made))
+            return tf.constant(True)
+
+        with tf.init_scope():
+            saved = tf.constant(True)
+        refuse = functools.cache(refuse)
+        _tf_private.value_at_call(called, refuse, tf.TensorSpec([], tf.bool), saved)
 
     def _refuse_other_rows(self, sources) -> None:
         """Raises if the batches have another number of rows per record.

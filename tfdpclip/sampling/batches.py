@@ -423,9 +423,10 @@ class Batches(tf.data.Dataset):
         *Formal guarantees*
 
         * The result for a record depends on this record, on constants and on new
-          randomness, independent for each record. A function that reads or writes
-          variables, tables, data sets or a second record, or calls Python, is
-          refused.
+          randomness, independent for each record and each iteration, also with
+          `tf.random.set_seed` (not with a `seed` of these batches). A function that
+          reads or writes variables, tables, data sets or a second record, or calls
+          Python, is refused.
         * Constants (of more than 16 elements) hold no more than about one record's
           worth together, and not a row for each record, unless listed in `public`. You
           must make sure that constants come from public data.
@@ -463,11 +464,16 @@ class Batches(tf.data.Dataset):
                 map_func, self.element_spec[1], self._arrays
             )
         else:
-            on_element, assumptions = record_map.on_elements(
-                map_func, self.element_spec, self.population, num_parallel_calls, public
-            )
+            with record_map.fresh_numbers(self.seed):
+                on_element, assumptions = record_map.on_elements(
+                    map_func,
+                    self.element_spec,
+                    self.population,
+                    num_parallel_calls,
+                    public,
+                )
         derived = self._derived(
-            lambda data: tf.data.Dataset.map(data, on_element), *assumptions
+            lambda data: record_map.mapped(data, on_element, self.seed), *assumptions
         )
         derived._by_class = self._by_class or by_class
         derived._changes_records = self._changes_records or not by_class
@@ -495,7 +501,7 @@ class Batches(tf.data.Dataset):
             )
         name, on_element = record_map.name_of(function), record_map.on_batches(function)
         derived = self._derived(
-            lambda data: tf.data.Dataset.map(data, on_element),
+            lambda data: record_map.mapped(data, on_element, self.seed),
             f"batches were transformed by {name}, which is assumed to keep the records "
             "of a batch apart and to hold no record",
         )

@@ -21,6 +21,8 @@ _NUMBERS = (bool, int, float, np.number, np.bool_)
 _DATES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64)
 # The names of the types of missing values.
 GAPS = ("NoneType", "NAType", "NaTType")
+# How many rows are compared with the first, and how long a comparison may take.
+_COMPARED, _MOST_WORK = 64, 10_000
 # The largest number of types, or fields, in a message.
 _SHOWN = 3
 
@@ -42,6 +44,30 @@ def as_column(value: Any, name: str) -> np.ndarray:
             stacklevel=2,
         )
     return column
+
+
+def rows_overlap(rows: Any) -> bool:
+    """Whether rows share memory with a later row, as windows of a series do.
+
+    Args:
+      rows: an array, or a list of arrays, a row each.
+    """
+    if isinstance(rows, list):
+        rows = [row for row in rows if isinstance(row, np.ndarray) and row.size]
+        starts = {row.__array_interface__["data"][0] for row in rows}
+        if len(starts) < len(rows):
+            return True
+    elif not isinstance(rows, np.ndarray) or rows.ndim < 2:
+        return False
+    return any(share_memory(rows[0], row) for row in rows[1:_COMPARED])
+
+
+def share_memory(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two arrays share memory; False where too much work would tell."""
+    try:
+        return bool(np.shares_memory(one, other, max_work=_MOST_WORK))
+    except RuntimeError:
+        return False
 
 
 def refuse_other_rows(named: Iterable[tuple[str, Any]]) -> None:

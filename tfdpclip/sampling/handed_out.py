@@ -230,20 +230,48 @@ def mark_other_released(element: DrawnElement) -> bool:
         return True
 
 
-def tensors_of_call() -> set[int]:
-    """The `id` of all objects that TensorFlow's function was called with.
+def arguments_of_call() -> list[Any]:
+    """All objects, flat, that TensorFlow's function was called with.
 
     For code that runs while TensorFlow prepares the call of a function.
     """
     frame: types.FrameType | None = inspect.currentframe()
     while frame is not None and not _is_of_tensorflow(frame):
         frame = frame.f_back
-    found: set[int] = set()
+    found: list[Any] = []
     while frame is not None and _is_of_tensorflow(frame):
         given = [frame.f_locals.get(name) for name in _GIVEN]
-        found |= {id(part) for part in tf.nest.flatten(given, expand_composites=True)}
+        found += tf.nest.flatten(given, expand_composites=True)
         frame = frame.f_back
     return found
+
+
+def note_other_arguments(elements: Sequence[DrawnElement]) -> None:
+    """Notes arrays in a step's call that are no drawn element's own tensors.
+
+    Eager code may have made such arrays of a whole batch: the step's proof takes them
+    for data.
+    """
+    arguments = arguments_of_call()
+    tensors = {id(t) for e in elements for t in map(_referent, e._tensors)}
+    others = {
+        f"{tf.as_dtype(part.dtype).name} of shape {_row_shape(part)}"
+        for part in arguments
+        if isinstance(part, (np.ndarray, np.generic)) or _tf_private.is_eager(part)
+        if id(part) not in tensors and getattr(part, "dtype", None) != tf.resource
+    }
+    if others:
+        uses.note_assumption(
+            "the arrays that a step was given beside, or in the place of, its drawn "
+            f"element's own tensors ({', '.join(sorted(others))}) are public, or each "
+            "row was made of its own record: what eager code does to a batch between "
+            "draw and step is not seen"
+        )
+
+
+def _row_shape(array: Any) -> str:
+    rest = [str(size) for size in array.shape[1:]]
+    return f"[{', '.join(['rows', *rest])}]" if len(array.shape) else "[]"
 
 
 # Names of the arguments of a call in TensorFlow's code.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
+from tfdpclip.sampling.record_proof import repeat_numbers
 
 # Steps that keep every element a single record, which occurs once.
 _KEEPS_RECORDS = frozenset(
@@ -44,6 +46,12 @@ _WRITES = re.compile("Assign|ResourceScatter|LookupTable(Insert|Import)|Queue(En
 _INNER_BATCHES = (
     "a batch that is made inside of flat_map or interleave is a single record, or is "
     "taken apart"
+)
+
+_NUMBERED = (
+    "the records that the pipeline makes of the numbers of a range, such as windows of "
+    "a series, are protected one by one: what is in several of them is not protected "
+    "as a whole"
 )
 
 UNBATCHED = "the functions before unbatch() keep the records of their batches apart"
@@ -96,6 +104,19 @@ def checked(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return _dense(dataset)
 
 
+def assumptions_about(dataset: tf.data.Dataset) -> tuple[str, ...]:
+    """The assumptions about records that functions make of numbers alone.
+
+    A function can make the records of two numbers of the same data.
+    """
+    for step in _steps(dataset):
+        kinds = {_kind(source) for source in _steps(step) if not _record_inputs(source)}
+        numbers = "MapDataset" in _kind(step) and kinds == {"RangeDataset"}
+        if numbers or "RangeDataset" in _inner_kinds(step):
+            return (_NUMBERED,)
+    return ()
+
+
 def checked_stream(
     dataset: tf.data.Dataset,
 ) -> tuple[tf.data.Dataset, tuple[str, ...]]:
@@ -128,7 +149,7 @@ def checked_stream(
     assumed = (UNBATCHED,) * unbatched
     if regroups.intersection(inner):
         assumed += (_INNER_BATCHES,)
-    return _dense(dataset), assumed
+    return _dense(dataset), assumed + assumptions_about(dataset)
 
 
 def _kind(dataset: tf.data.Dataset) -> str:
@@ -164,10 +185,20 @@ def _inner_kinds(dataset: tf.data.Dataset) -> list[str]:
 def _refuse_writes(dataset: tf.data.Dataset) -> None:
     """Refuses functions that keep something of a record for the next.
 
-    A generator of random numbers may write the numbers that it keeps.
+    A generator of random numbers may write the numbers that it keeps. Warns of numbers
+    that repeat.
     """
     for step in _steps(dataset):
         bodies = _tf_private.bodies_of_functions(step)
+        if any(repeat_numbers(nodes) for _, nodes in bodies):
+            warnings.warn(
+                f"data: a function of {_name(_kind(step))!r} of this tf.data.Dataset "
+                "draws random numbers from a seed (of the op, or of "
+                "tf.random.set_seed), and may draw the same numbers in every epoch. "
+                "Transform the drawn batches: plan.batches(data).map(augment)."
+                + see("batches-that-are-transformed"),
+                stacklevel=2,
+            )
         if (kind := next(filter(None, map(_written, bodies)), None)) is not None:
             raise ValueError(
                 f"data: a function of {_name(_kind(step))!r} of this tf.data.Dataset "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +14,11 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip.sampling import row_weights
-from tfdpclip.sampling.record_proof import RecordProof, draws_from_a_seed
+from tfdpclip.sampling.record_proof import (
+    RecordProof,
+    draws_from_a_seed,
+    repeats_numbers,
+)
 
 
 class RecordFunction:
@@ -69,9 +75,9 @@ class RecordFunction:
         )
 
     @property
-    def draws_from_a_seed(self) -> bool:
-        """Whether random numbers follow from a seed, or from a generator's state."""
-        return draws_from_a_seed(self._concrete.graph)
+    def graph(self) -> tf.Graph:
+        """The graph of the trace."""
+        return self._concrete.graph
 
     @property
     def specs(self) -> list[tf.TensorSpec]:
@@ -159,9 +165,42 @@ def on_elements(
         x, y = apply_to_records(function, parts_of(element), element[-1], parallel)
         return x, y, row_weights.refitted(element[-1], y)
 
-    seeded = function.draws_from_a_seed
+    seeded = draws_from_a_seed(function.graph)
+    if repeats_numbers(function.graph):
+        warnings.warn(
+            f"map: {function.name} draws random numbers from a seed, and every "
+            "iteration begins them anew: each epoch has the same numbers. Leave seed= "
+            "out of the random ops (and of batches)."
+            + see("batches-that-are-transformed"),
+            stacklevel=3,
+        )
     text = f"the seed of the random numbers of {function.name}, given to map, is secret"
     return on_element, (text,) * seeded
+
+
+def mapped(data: tf.data.Dataset, on_element: Callable, seed: int | None) -> Any:
+    """The data set with a function applied to each element.
+
+    Args:
+      data: the data set.
+      on_element: the function.
+      seed: the seed of the draws; without one, the function's random ops ignore the
+        seed of `tf.random.set_seed`.
+    """
+    with fresh_numbers(seed):
+        return tf.data.Dataset.map(data, on_element)
+
+
+def fresh_numbers(seed: int | None) -> contextlib.AbstractContextManager[None]:
+    """Lets the random ops that are traced inside draw anew in every iteration.
+
+    A random op of `tf.data` begins anew with each iterator, so that a seed of all ops
+    would give each epoch the same augmentation. With a seed of the draws, for
+    experiments, the ops follow the seed of all ops.
+    """
+    if seed is not None:
+        return contextlib.nullcontext()
+    return _tf_private.without_global_seed()
 
 
 def apply_to_records(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -270,10 +270,23 @@ def draws_from_a_seed(graph: tf.Graph) -> bool:
 
     The numbers of a record then depend on its place among all records.
     """
-    content = graph.as_graph_def()
-    nodes = [*content.node, *(n for f in content.library.function for n in f.node_def)]
+    nodes = _all_nodes(graph)
+    return any(node.op in _GENERATORS for node in nodes) or repeat_numbers(nodes)
+
+
+def repeats_numbers(graph: tf.Graph) -> bool:
+    """Whether ops of a graph draw the same numbers in every iteration of a data set."""
+    return repeat_numbers(_all_nodes(graph))
+
+
+def repeat_numbers(nodes: Iterable[Any]) -> bool:
+    """Whether nodes have a seed, with which a new iterator begins again."""
     return any(
-        node.op in _GENERATORS
-        or (node.op in _RANDOM and any(node.attr[name].i for name in ("seed", "seed2")))
+        node.op in _RANDOM and any(node.attr[name].i for name in ("seed", "seed2"))
         for node in nodes
     )
+
+
+def _all_nodes(graph: tf.Graph) -> list[Any]:
+    content = graph.as_graph_def()
+    return [*content.node, *(n for f in content.library.function for n in f.node_def)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,17 +85,67 @@ def present(weights: Any) -> tf.Tensor:
     return tf.reduce_any(found, axis=0)
 
 
+def refuse_third_input(row_spec: Sequence[Any]) -> None:
+    """Raises ValueError if the third entry of data is an input, as of triplets.
+
+    Args:
+      row_spec: the shape and the type of each array of a record, in the structure
+        (x,), (x, y) or (x, y, sample_weight); see `Source.row_spec`.
+    """
+    if len(row_spec) < 3:
+        return
+    x, y, third = ([*_leaves(part)] for part in row_spec)
+    if all(any(dtype.kind == "O" for _, dtype in part) for part in (x, third)):
+        raise _third_input("holds texts")
+    wide = any(size > 1 for shape, _ in third for size in shape)
+    if wide and x == y == third and all(dtype.kind == "f" for _, dtype in third):
+        raise _third_input(
+            "has the shapes and types of x and of y",
+            " For weights of the labels' entries, leave out the last axis: "
+            "sample_weight[..., 0].",
+        )
+
+
+def _leaves(spec: Any) -> Iterator[Any]:
+    """The pairs (shape, type) of a spec."""
+    if isinstance(spec, dict):
+        spec = tuple(spec[key] for key in sorted(spec))
+    if len(spec) == 2 and isinstance(spec[1], np.dtype):
+        yield spec
+        return
+    for part in spec:
+        yield from _leaves(part)
+
+
+def _third_input(why: str, more: str = "") -> ValueError:
+    return ValueError(
+        f"data: the third entry is sample_weight, and {why}, as a third input of the "
+        "model would, such as the negatives of triplets. Give inputs together, with "
+        "labels: plan.batches(((anchor, positive, negative), np.zeros(len(anchor)))), "
+        f"or a dict of the inputs.{more}" + see("rows-that-are-not-records")
+    )
+
+
 def check_values(weights: Any) -> None:
-    """Raises ValueError if arrays of weights hold negative or non-finite values."""
+    """Raises ValueError if arrays hold values that no weights have."""
     for place, values in names(weights, "sample_weight").items():
+        values = np.asarray(values)
         if values.dtype.kind not in "biuf":
             continue  # `fitted` refuses weights that are not numbers.
-        if np.any(wrong := ~(np.isfinite(values) & (values >= 0))):
+        if np.any(values < 0):
+            raise _third_input(f"{place} holds {values[values < 0][0]}")
+        # A mask of entries has 0 and 1; ids and pixels have more.
+        if values.dtype.kind in "iu" and values.ndim > 1 and np.any(values > 1):
+            raise _third_input(
+                f"{place} holds integers, such as {values[values > 1][0]}, for entries",
+                " For weights, write sample_weight.astype('float32').",
+            )
+        if not np.all(np.isfinite(values)):
+            wrong = values[~np.isfinite(values)][0]
             raise ValueError(
-                f"data: {place} holds {np.asarray(values)[wrong][0]}: a weight is a "
-                "finite factor, 0 or more, of a loss. Give weight 0 to entries that "
-                "must not count: "
-                "np.where(np.isfinite(sample_weight), sample_weight, 0).clip(0)."
+                f"data: {place} holds {wrong}: a weight is a finite factor, 0 or more, "
+                "of a loss. Give weight 0 to entries that must not count: "
+                "np.where(np.isfinite(sample_weight), sample_weight, 0)."
             )
 
 

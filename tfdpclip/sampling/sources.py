@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdpclip._docs import see
 from tfdpclip.sampling import columns, fetching, pipelines
 from tfdpclip.sampling.columns import as_array, as_column, blank
-from tfdpclip.sampling.row_weights import check_values, names
+from tfdpclip.sampling.row_weights import check_values, names, refuse_third_input
 
 Structure = Any
 
@@ -179,7 +179,7 @@ def _opened(data: Any, workers: int) -> Source:
     if isinstance(data, list):
         columns.refuse_list_of_arrays(data)
         if data and isinstance(data[0], (dict, tuple)):
-            return _stacked(Records(len(data), data.__getitem__, look=math.inf))
+            return _stacked(data)
         return Columns((data,))
     if hasattr(data, "element_spec"):
         return _dataset_source(data)
@@ -209,6 +209,8 @@ class Columns(Source):
 
     def __init__(self, parts: tuple[Structure, ...]):
         self._hold(map_named(as_column, parts))
+        if any(map(columns.rows_overlap, flatten(parts[0]))):
+            self.assumptions = (_OVERLAP,)
 
     def _hold(self, parts: tuple[Structure, ...]) -> None:
         self._parts = parts
@@ -225,9 +227,10 @@ class Columns(Source):
             )
         self.size = lengths.pop()
         _check_size(self.size)
+        self.row_spec = row_spec_of(self._parts)
+        refuse_third_input(self.row_spec)
         for weights in self._parts[2:]:
             check_values(weights)
-        self.row_spec = row_spec_of(self._parts)
 
     @property
     def arrays(self):
@@ -318,6 +321,7 @@ class Records(Source):
         self.row_spec = tuple(
             map_leaves(lambda row: (row.shape, row.dtype), part) for part in first
         )
+        refuse_third_input(self.row_spec)
         self._specs = dict(named_specs(self.row_spec))
         kept = [np.array(value) for value in flatten(first)]
         self._look_at(LOOK_SECONDS if look is None else look)
@@ -439,6 +443,11 @@ def _refuse_one_array(first: list[np.ndarray], kept: list[np.ndarray]) -> None:
         )
 
 
+_OVERLAP = (
+    "rows of x that share numbers in memory, such as windows of a series or copies of "
+    "a row, are protected one by one: a person's data, or a number of the series, "
+    "that is in several rows is not protected as a whole (people=ids would do so)"
+)
 ONE_SHAPE = (
     "Batches need records of one shape: pad or cut the records when you make them, and "
     "give padding weight 0."
@@ -484,7 +493,7 @@ def values_like(record: Structure, specs: dict[str, Any]) -> list[np.ndarray]:
                 f"{name} holds {_type_name(value.dtype)}, not {_type_name(dtype)}."
             )
     for weights in row[2:]:
-        check_values(weights)
+        check_values(map_leaves(lambda weight: weight[np.newaxis], weights))
     return list(values.values())
 
 
@@ -499,10 +508,15 @@ def _type_name(dtype: np.dtype) -> str:
     return "texts" if dtype.kind == "O" else dtype.name
 
 
-def _stacked(records: Records) -> Columns:
+def _stacked(data: list) -> Columns:
     """Arrays of the records of a list, after a check of every record."""
+    records = Records(len(data), data.__getitem__, look=math.inf)
     stacked = Columns.__new__(Columns)
     stacked._hold(tuple(records.take(np.arange(records.size), records.size)))
+    parts = [record[0] if isinstance(record, tuple) else record for record in data]
+    rows = zip(*map(flatten, parts), strict=True)
+    if any(columns.rows_overlap(list(row)) for row in rows):
+        stacked.assumptions = (_OVERLAP,)
     return stacked
 
 
@@ -561,8 +575,11 @@ def _dataset_source(dataset) -> Records:
     reading = "for record in data: pass"
     fetch_all = fetching.fetch_many(dataset)
     if fetch_all is None:
-        return Records(size, fetch, look=look, reading=reading)
-    return StackedRecords(size, fetch, fetch_all, look, reading)
+        source = Records(size, fetch, look=look, reading=reading)
+    else:
+        source = StackedRecords(size, fetch, fetch_all, look, reading)
+    source.assumptions += pipelines.assumptions_about(dataset)
+    return source
 
 
 def _check_size(size: int) -> None:

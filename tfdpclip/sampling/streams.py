@@ -16,7 +16,7 @@ from tfdpclip import _arguments, _progress, files
 from tfdpclip._docs import see
 from tfdpclip.sampling import columns, pipelines, sources
 from tfdpclip.sampling.grouped_file import GroupedFile
-from tfdpclip.sampling.row_weights import check_values
+from tfdpclip.sampling.row_weights import check_values, refuse_third_input
 from tfdpclip.sampling.sources import Source
 
 # The largest number of records that are checked, and stacked, together.
@@ -252,6 +252,7 @@ class Stream:
                 sources.map_leaves(lambda row: (row.shape, row.dtype), part)
                 for part in sources.row_of(record)
             )
+            refuse_third_input(self._spec)
             self._specs = dict(sources.named_specs(self._spec))
         try:
             return sources.values_like(record, self._specs)

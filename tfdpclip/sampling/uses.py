@@ -63,6 +63,25 @@ class Draws:
         self.taken += 1
         self.waiting.add(element)
 
+    def handed_out(self, since: tuple[int, int]) -> int:
+        """How many steps the loop was handed, the last of them perhaps in part.
+
+        Args:
+          since: `taken` and `drawn` at the beginning.
+        """
+        taken, drawn = self.taken - since[0], self.drawn - since[1]
+        drawer = self._drawer()
+        if not taken and drawer is not None and not drawer.runs_ahead:
+            # Within a graph, whose iterator may have gathered some ahead.
+            taken = drawn - int(min(drawn, self.ahead))
+        return -(-taken // self.pieces)
+
+    @property
+    def usable(self) -> int:
+        """How many steps of elements at hand no private step has used."""
+        unused = sum(not e.released and e.held for e in list(self.waiting))
+        return -(-unused // self.pieces)
+
     @property
     def spent(self) -> int:
         """How many elements a later step cannot use: they were used, or are gone."""
@@ -79,6 +98,11 @@ class Draws:
 
 
 _DRAWS: list[Draws] = []
+
+
+def elements_drawn() -> dict[Draws, tuple[int, int]]:
+    """For each object that draws, how many elements eager code took, and all drawn."""
+    return {draws: (draws.taken, draws.drawn) for draws in _DRAWS}
 
 
 def elements_spent() -> dict[Draws, int]:
@@ -112,6 +136,26 @@ def steps_drawn(
 
 
 _LOCK = threading.Lock()
+# The assumptions that private steps need, each with the number of its last note.
+_ASSUMED: dict[str, int] = {}
+
+
+def note_assumption(text: str) -> None:
+    """Notes, for the ledgers of loops, an assumption that a private step needs."""
+    with _LOCK:
+        _ASSUMED[text] = assumptions_noted() + 1
+
+
+def assumptions_noted() -> int:
+    """The number of the last note of an assumption."""
+    return max(_ASSUMED.values(), default=0)
+
+
+def assumptions_since(before: int) -> list[str]:
+    """The assumptions noted since `assumptions_noted` returned `before`."""
+    return [text for text, number in list(_ASSUMED.items()) if number > before]
+
+
 _USED: collections.deque[Use] = collections.deque(maxlen=_KEPT)
 _COUNT = [0]
 

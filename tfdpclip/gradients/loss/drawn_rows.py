@@ -31,7 +31,7 @@ from tfdpclip._docs import see
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.graph import ops
-from tfdpclip.sampling import handed_out
+from tfdpclip.sampling import handed_out, uses
 from tfdpclip.sampling.drawer import DRAWERS, Drawer
 from tfdpclip.sampling.poisson import FullBatch
 
@@ -203,7 +203,30 @@ def present_in_eager(records: int) -> tf.Tensor | None:
             raise LossStructureError(_OTHER_ROWS)
         return found
     masks = _masks(records, 1, _Use(_CURRENT.releases, adds_up=True), told_apart=False)
+    uses.note_assumption(
+        "eager steps kept the records of a batch apart, which is proven inside a "
+        "tf.function only"
+    )
     return tf.constant(masks[0]) if masks.shape == (1, records) else None
+
+
+def function_of_loop(graph: Any) -> Any:
+    """The function that a loop calls for its private step in an inner function.
+
+    None where the step's graph is the function itself, and in `fit`.
+
+    Args:
+      graph: the graph of the loss.
+    """
+    if _CURRENT.weights or not _tf_private.is_function_graph(graph):
+        return None
+    called, outer = None, graph
+    while _tf_private.is_function_graph(outer):
+        called = _tf_private.function_around(outer)
+        if _tf_private.is_function_of_data_set(called):
+            return None
+        outer = called.outer_graph
+    return None if called is graph else called
 
 
 # Way 2: the element is in the graph.
@@ -366,6 +389,9 @@ def _of_taken(graph: Any, expected: ExpectedRecords) -> tf.Tensor | None:
 
     def masks():
         told = own is not None
+        taken = handed_out.candidate_elements()
+        if taken and use.adds_up and not _CURRENT.weights:
+            handed_out.note_other_arguments(taken)
         found = _masks(expected.static, expected.rows_each, use, told)
         if unseen and not len(found):
             # Its element came from an iterator that the strategy made of the batches.
@@ -577,7 +603,7 @@ def _named_element(taken: Sequence[Any]) -> Any:
     """The element among several whose tensors the step was called with, or None."""
     if len(taken) < 2:
         return None
-    given = handed_out.tensors_of_call()
+    given = set(map(id, handed_out.arguments_of_call()))
     named = [element for element in taken if element.has_any(given)]
     return named[0] if len(named) == 1 else None
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip.keras import _compat
 from tfdpclip.keras.watching.fit_arguments import (
     callbacks_of_fit,
     overlap,
@@ -55,6 +56,67 @@ def assumptions_about(private: Sequence[np.ndarray]) -> list[str]:
                 f"{data}, which has no noise"
             )
     return texts
+
+
+class OwnDecisions:
+    """Notices a learning rate, or an end of `fit`, that a callback of the user set.
+
+    Such a callback may decide by a metric of `fit`. The callback's reads cannot be
+    seen; the result can.
+
+    Args:
+      model: the model that `fit` trains.
+    """
+
+    def __init__(self, model: tf.keras.Model):
+        self._model = model
+        own = [c for c in callbacks_of_fit() if _is_of_the_user(c)]
+        names = ", ".join(dict.fromkeys(type(c).__name__ for c in own))
+        self._names = f"a callback ({names})" if own else ""
+        stops = (tf.keras.callbacks.EarlyStopping, tf.keras.callbacks.TerminateOnNaN)
+        self._stopper = any(isinstance(c, stops) for c in callbacks_of_fit())
+        self._rate = self._read_rate()
+        self._reported = False
+        #: Whether the budget's end set `stop_training`.
+        self.budget_stops = False
+
+    def assumptions(self, ends: bool = False) -> list[str]:
+        """The assumptions about changes since the last call.
+
+        Args:
+          ends: whether `fit` ends.
+        """
+        before, self._rate = self._rate, self._read_rate()
+        texts = []
+        # Keras's own callbacks that set a rate follow the epoch, or are named already.
+        if self._rate != before and self._names and not self._reported:
+            self._reported = True
+            texts.append(_OWN_DECISION.format(f"{self._names} set the learning rate"))
+        stopped = ends and self._model.stop_training and not self.budget_stops
+        if stopped and (self._names or not self._stopper):
+            who = self._names or "code beside the callbacks"
+            texts.append(_OWN_DECISION.format(f"{who} ended fit"))
+        return texts
+
+    def _read_rate(self) -> float | None:
+        """The learning rate; None for a schedule, which no callback can set."""
+        rate = _compat.own_rate(self._model.optimizer)
+        return float(rate.numpy()) if isinstance(rate, tf.Variable) else None
+
+
+_OWN_DECISION = (
+    "{} between two steps of fit, by released values or public data alone; a metric "
+    "of fit, such as the loss, has no noise, and the saved rate or the number of steps "
+    "would tell it"
+)
+
+
+def _is_of_the_user(callback: Any) -> bool:
+    """Whether a callback runs code that the user wrote."""
+    kind = type(callback)
+    if isinstance(callback, tf.keras.callbacks.LambdaCallback):
+        return True
+    return kind.__module__.split(".")[0] not in ("keras", "tf_keras", "tfdpclip")
 
 
 def _uses_of_metrics(callback: Any) -> Iterator[tuple[str, str]]:

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# `np.shares_memory` gives up beyond so many candidates: then nothing is known.
-_MOST_WORK = 10_000
+from tfdpclip.sampling.columns import share_memory
 
 
 def calling_fit() -> types.FrameType | None:
@@ -38,11 +37,4 @@ def validation_data_of_fit() -> Any:
 def overlap(data: Any, private: Sequence[np.ndarray]) -> bool:
     """Whether any array of some data shares memory with a private array."""
     arrays = [a for a in tf.nest.flatten(data) if isinstance(a, np.ndarray)]
-    return any(_share(one, other) for one in arrays for other in private)
-
-
-def _share(one: np.ndarray, other: np.ndarray) -> bool:
-    try:
-        return bool(np.shares_memory(one, other, max_work=_MOST_WORK))
-    except RuntimeError:
-        return False
+    return any(share_memory(one, other) for one in arrays for other in private)

@@ -24,6 +24,7 @@ from tfdpclip.keras.watching.given_data import FollowedStep, followed_step
 from tfdpclip.keras.watching.released_updates import made_of_releases
 from tfdpclip.keras.watching.step_history import ForeignHistory, StepHistory
 from tfdpclip.keras.watching.step_search import (
+    ALTERED_DATA,
     find_altered_data,
     find_other_data,
     find_other_step,
@@ -463,15 +464,9 @@ class FitWatch:
             step = find_other_step(concrete, self._history.identity)
             if step is not None:
                 self._report_step(f"the training step ({step!r})")
-            made = find_altered_data(concrete, watched, self._history.identity)
+            made = find_altered_data(concrete.graph, watched, self._history.identity)
             if made is not None and not self.problem:
-                self.problem = (
-                    "A function or a branch with the private step inside gets more "
-                    f"than data: it gets the result of {made}. Examples may have been "
-                    "combined there, and the private step cannot check it. Compute "
-                    "this result in the function that computes the loss, or, record "
-                    "by record, in the data pipeline." + see("mixed-examples")
-                )
+                self.problem = ALTERED_DATA.format(made)
             read = find_private_read(
                 concrete,
                 watched,

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpclip._docs import see
 from tfdpclip._variables import components, path_of, unwrapped
 from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.walks import functions_in_attributes
@@ -162,14 +163,11 @@ def find_variables_given_data(
       identity: the identity of the optimizer.
     """
     handles = _variables_within(concrete, variables)
-    return _written_with_data(concrete, handles, identity)
+    return _written_with_data(concrete.graph, handles, identity)
 
 
-def _written_with_data(
-    concrete: Any, handles: dict[str, Any], identity: str
-) -> list[Any]:
+def _written_with_data(graph: Any, handles: dict[str, Any], identity: str) -> list[Any]:
     """The values of `handles` (by handle name) to which data are written."""
-    graph = concrete.graph
     captured = {id(inside) for _, inside in graph.captures}
     given = (t for t in graph.inputs if id(t) not in captured)
     data = {t.op.name: _DATA for t in given if t.dtype != tf.resource}
@@ -355,7 +353,7 @@ class _ReadSearch(Search):
 
 
 def find_altered_data(
-    concrete: Any, own: Sequence[tf.Variable], identity: str
+    graph: Any, own: Sequence[tf.Variable], identity: str
 ) -> str | None:
     """Finds a function with the private step inside that gets more than data.
 
@@ -363,7 +361,7 @@ def find_altered_data(
     the batch. An argument made from several examples would escape its proof.
 
     Args:
-      concrete: the traced function; its arguments are the data.
+      graph: the graph of the traced function, whose arguments are the data.
       own: the variables that the optimizer trains or keeps.
       identity: the identity of the optimizer.
 
@@ -371,7 +369,6 @@ def find_altered_data(
       The name of an op between the data and a function or branch with the private step,
       which may have combined examples; or None.
     """
-    graph = concrete.graph
     known = {id(part.handle) for variable in own for part in components(variable)}
     handles = {
         inside.op.name: outside
@@ -379,7 +376,7 @@ def find_altered_data(
         if outside.dtype == tf.resource and id(outside) not in known
     }
     # Variables that hold data of this step or of earlier steps.
-    kept = {id(handle) for handle in _written_with_data(concrete, handles, identity)}
+    kept = {id(handle) for handle in _written_with_data(graph, handles, identity)}
     roots: dict[str, Any] = {n: h for n, h in handles.items() if id(h) in kept}
     given = {tensor.op.name for tensor in graph.inputs if tensor.dtype != tf.resource}
     definition = graph.as_graph_def()
@@ -389,6 +386,13 @@ def find_altered_data(
     )
     return search.other
 
+
+ALTERED_DATA = (
+    "A function or a branch with the private step inside gets more than data: it gets "
+    "the result of {}. Examples may have been combined there, and the private step "
+    "cannot check it. Compute this result in the function that computes the loss, or, "
+    "record by record, in the data pipeline." + see("mixed-examples")
+)
 
 # The known value of a tensor: unchanged data, or the name of the op that changed data.
 _DATA = ""

@@ -221,6 +221,7 @@ class Ledger(Spending):
         noise: NoiseMatrix | None = None,
         horizon: int | None = None,
         continued: int | None = None,
+        release: str = "",
     ) -> None:
         """Opens a phase, or continues the last phase if no setting changed.
 
@@ -237,6 +238,8 @@ class Ledger(Spending):
           horizon: The number of steps of the matrix; needed with a matrix.
           continued: For restored correlated noise: the number of steps it has made.
             None if a new matrix begins, which is counted as a new matrix.
+          release: What each step releases, in words, if the steps train nothing. The
+            statement lists and counts such steps apart from the steps of training.
 
         Raises:
           PrivacyMismatchError: If the settings differ from the last phase's and
@@ -258,6 +261,7 @@ class Ledger(Spending):
             _arguments.boolean("observed", observed),
             noise=noise,
             horizon=horizon,
+            release=release,
         )
         phase.event(1)  # Validates the remaining settings.
         phase.refuse_unreadable(self.path)
@@ -519,8 +523,8 @@ class Ledger(Spending):
             self.note_seed()
         z, unit, correlated, _ = settings
         matrix = phase.noise is not None
-        # In this form a NaN is less, too.
-        less = not z >= phase.noise_multiplier * (1 - 1e-6)
+        # In this form a NaN is less, too. A release trains nothing.
+        less = not z >= phase.noise_multiplier * (1 - 1e-6) or bool(phase.release)
         wider = unit not in ("example", phase.unit)
         if not less and not wider and correlated == matrix:
             return

@@ -14,6 +14,7 @@ from tfdpclip._docs import see
 from tfdpclip.accounting._ledger_file import FORMAT, LedgerFile
 from tfdpclip.accounting.phases import (
     SKIPPED,
+    TWO_NETWORKS,
     Phase,
     PrivacyMismatchError,
     are_other_people,
@@ -595,7 +596,9 @@ class Ledger(Spending):
             advice = (
                 "Two steps of noise multiplier z on one draw are one step of z / "
                 "sqrt(2). Take a new element for every step, and keep none for a "
-                "second epoch: for x, y, w in batches." + see("two-steps-on-one-draw")
+                "second epoch: for x, y, w in batches."
+                + TWO_NETWORKS
+                + see("two-steps-on-one-draw")
             )
         self._made = drawn
         if phase.noise is not None:
@@ -768,7 +771,8 @@ class Ledger(Spending):
     def _current(self) -> Phase:
         if not self._open or not self.phases or not self.phases[-1].runs:
             raise ValueError(
-                "Call ledger.begin(...) first, with the run's settings"
+                "Call ledger.begin(noise_multiplier=optimizer.noise_multiplier, "
+                "sampling=batches) first, with the run's settings"
                 + ("." if self._open else "; the last release had settings of its own.")
             )
         return self.phases[-1]

@@ -14,7 +14,7 @@ import dp_accounting
 import numpy as np
 
 from tfdpclip import _arguments, correlated
-from tfdpclip._docs import see
+from tfdpclip._docs import TracedError, see
 from tfdpclip.accounting.matrix_events import correlated_event
 from tfdpclip.accounting.noise_place import StateHistory
 from tfdpclip.sampling import events, schemes
@@ -38,11 +38,15 @@ SKIPPED = (
 )
 
 
-class PrivacyMismatchError(ValueError):
-    """The run differs from the settings of its accounting."""
+#: The end of messages about a second step on one draw.
+TWO_NETWORKS = (
+    " For a GAN, train both networks in one train_step: "
+    "docs/train_step.md#two-networks-gans."
+)
 
-    # AutoGraph raises the same class again only if `__init__` is inherited this way.
-    __init__ = Exception.__init__
+
+class PrivacyMismatchError(TracedError):
+    """The run differs from the settings of its accounting."""
 
 
 def clip_assumptions(clip: Any) -> list[str]:

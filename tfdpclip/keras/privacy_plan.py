@@ -45,6 +45,11 @@ _LINES = (
     "    model.compile(plan.optimizer(dpc.keras.DPAdam, learning_rate=1e-3), loss)\n"
     "    model.fit(plan.batches((x, y)), epochs=plan.epochs, callbacks=plan.callbacks)"
 )
+_LOOP = (
+    "    plan.ledger.begin(noise_multiplier=plan.noise_multiplier, sampling=batches)\n"
+    "    for x, y, w in batches:\n"
+    "        with plan.ledger.step(): step(x, y, w)"
+)
 # Arguments that the plan gives to an optimizer, and to batches.
 _PLANNED = ("noise_multiplier", "expected_batch_size", "accumulation_steps")
 _PLANNED += ("unit", "noise", "rows_per_record")
@@ -478,9 +483,10 @@ class PrivacyPlan(BudgetPlan):
                 unseen -= self._budget._unrecorded()
             if unseen > 0:
                 raise PrivacyMismatchError(
-                    f"{unseen} steps of this plan's optimizers ran without the plan's "
-                    "callbacks, so the spent budget is not known. Write\n"
-                    f"{_LINES}" + see("steps-that-are-not-counted")
+                    f"{unseen} steps of this plan's optimizers were not counted, so "
+                    f"the spent budget is not known. With fit, write\n{_LINES}\n"
+                    "In a loop of your own, with batches = plan.batches((x, y)):\n"
+                    f"{_LOOP}" + see("steps-that-are-not-counted")
                 )
 
     def _facts(self) -> list[tuple[str, str]]:

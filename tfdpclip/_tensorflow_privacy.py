@@ -11,7 +11,8 @@ ARGUMENTS = {
     "l2_norm_clip": "Write clip=1.0, or a clip rule, such as clip=dpc.QuantileClip().",
     "num_microbatches": (
         "Leave num_microbatches out: every example is clipped on its own. In the place "
-        'of num_microbatches=1, which clips whole batches, write unit="batch".'
+        "of num_microbatches=1, which clips whole batches, write "
+        'unit="batch", clip=1.0.'
     ),
     "gradient_accumulation_steps": (
         "Write accumulation_steps=4, which adds noise once for each step: "

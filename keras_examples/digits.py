@@ -302,7 +302,7 @@ def train(used: Settings) -> digits_report.Run:
             "parameters": model.count_params(),
         },
         rows=tracker.rows,
-        statement=budget.statement,
+        statement=budget.statement(),
         classes=_CLASSES,
         baseline=baseline,
         baseline_text=f"Adam, {used.baseline_epochs} epochs, no clipping, no noise",

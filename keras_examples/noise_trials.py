@@ -184,8 +184,8 @@ def trained(
     found = np.argmax(model(x, training=False), axis=1)
     return {
         "accuracy": class_accuracy(y, found == y).macro,
-        "spent": budget.statement.epsilon,
+        "spent": budget.statement().epsilon,
         "last_clip_norm": optimizer.clip_norms["all"],
-        "statement": str(budget.statement),
+        "statement": str(budget.statement()),
         "seconds": round(time.monotonic() - began, 1),
     }

@@ -237,7 +237,7 @@ def fit(
     )
     return Trained(
         rows,
-        None if budget is None else budget.statement,
+        None if budget is None else budget.statement(),
         class_accuracy(test[1], correct()),
         None if budget is None else budget.ledger,
     )

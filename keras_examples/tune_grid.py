@@ -91,7 +91,7 @@ def run(used: Settings) -> programs.Outcome:
     for epsilon in used.epsilons:
         result = _search(used, problem, grid, epsilon, directory)
         statements.append(
-            f"epsilon {epsilon:g} per run{alone}; the search: {result.statement}"
+            f"epsilon {epsilon:g} per run{alone}; the search: {result.statement()}"
         )
         for rows, name in ((clip_rows, "clip_norm"), (size_rows, "batch_size")):
             rows += [

@@ -353,7 +353,7 @@ def trained(scheme, clip, ledger=None):
     model, batches = small(clip), scheme.batches(arrays())
     budget = dpc.keras.PrivacyBudget(50.0, 1e-5, batches, ledger=ledger)
     model.fit(batches, steps_per_epoch=2, epochs=1, verbose=0, callbacks=[budget])
-    return str(budget.statement)
+    return str(budget.statement())
 
 
 def test_a_statement_names_what_is_not_of_the_library():
@@ -368,7 +368,7 @@ def test_a_statement_names_what_is_not_of_the_library():
 def test_a_statement_of_rounds_names_a_rule(clip):
     cohorts = sampling.Poisson(0.5).cohorts(list(range(20)))
     budget = accounting.RoundBudget(5.0, 1e-5, cohorts, noise_multiplier=4.0, clip=clip)
-    named = "Window, which is no clip rule of this library" in str(budget.statement)
+    named = "Window, which is no clip rule of this library" in str(budget.statement())
     assert named is isinstance(clip, Window)
 
 

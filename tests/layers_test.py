@@ -10,8 +10,8 @@ from tests import source_tree
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # From the bottom up. Layers on the same line do not import each other.
 FLOORS = [
-    ["_version", "_docs", "_outside", "_keras_marks", "_tf_private"]
-    + ["_variables", "_sealed", "_progress", "_notebook"],
+    ["_version", "_docs", "_outside", "_keras_marks", "_tensorflow_privacy"]
+    + ["_tf_private", "_variables", "_sealed", "_progress", "_notebook"],
     ["_arguments", "_constants", "_devices", "files"],
     ["_schedules", "_data", "pictures"],
     ["correlated"],

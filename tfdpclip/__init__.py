@@ -7,6 +7,7 @@ first used, so that ``tfdpclip.accounting`` does not wait for TensorFlow.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tfdpclip._tensorflow_privacy import in_place_of
 from tfdpclip._version import __version__
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}." + in_place_of(name)
+        )
     if name.islower():
         return importlib.import_module(f"tfdpclip.{name}")
     home = importlib.import_module(_HOMES.get(name, "tfdpclip.clipping"))

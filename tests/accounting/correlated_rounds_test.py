@@ -68,8 +68,8 @@ def test_rounds_in_order_are_one_matrix_and_then_another():
     assert one == pytest.approx(accounting.epsilon(1.0, 1, FIXED, 1e-5, unit="client"))
     run(budget, state, 1)
     assert runs_of(budget) == [7] and budget.epsilon > one
-    assert "anew every 6 steps" in str(budget.statement)
-    assert "at least 4 steps" in str(budget.statement)
+    assert "anew every 6 steps" in str(budget.statement())
+    assert "at least 4 steps" in str(budget.statement())
 
 
 @pytest.mark.parametrize("which", ["same", "older", "of another run", "none"])

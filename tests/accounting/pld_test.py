@@ -359,7 +359,43 @@ def test_mixed_events_compose():
     assert renyi == pytest.approx(reference, rel=1e-12)
 
 
-def test_unknown_events_are_refused():
-    unknown = dp_accounting.LaplaceDpEvent(1.0)
-    with pytest.raises(dp_accounting.UnsupportedEventError):
-        accounting.event_epsilon(unknown, 1e-5)
+def laplace_delta(z, epsilon):
+    """The integral of max(0, p - e^epsilon q), for noise of scale z around 0 and 1."""
+    y = np.linspace(-40 * z, 1 + 40 * z, 4_000_001)
+    p, q = np.exp(-np.abs(y) / z) / (2 * z), np.exp(-np.abs(y - 1) / z) / (2 * z)
+    return np.sum(np.maximum(0.0, p - math.exp(epsilon) * q)) * (y[1] - y[0])
+
+
+@pytest.mark.parametrize("z", [0.3, 1.0, 7.0])
+@pytest.mark.parametrize("share", [0.1, 0.6, 0.95])
+def test_laplace_noise_has_the_delta_of_its_densities(z, share):
+    event, epsilon = dp_accounting.LaplaceDpEvent(z), share / z
+    found = _pld.delta({event: 1}, epsilon)
+    assert found == pytest.approx(laplace_delta(z, epsilon), rel=1e-3, abs=1e-6)
+    assert accounting.event_epsilon(event, 1e-12) == pytest.approx(1 / z, rel=1e-3)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_laplace_noise_composes_with_steps_as_in_dp_accounting(accountant):
+    laplace = dp_accounting.LaplaceDpEvent(2.0)
+    steps = sampling.Poisson(0.1).event(1.0, 20)
+    event = dp_accounting.ComposedDpEvent(
+        [dp_accounting.SelfComposedDpEvent(laplace, 3), steps]
+    )
+    ours = accounting.event_epsilon(event, 1e-5, accountant)
+    theirs = {
+        "pld": dp_accounting.pld.PLDAccountant,
+        "rdp": dp_accounting.rdp.RdpAccountant,
+    }[accountant]().compose(event)
+    assert ours == pytest.approx(theirs.get_epsilon(1e-5), rel=2e-3)
+
+
+def test_events_without_a_known_loss_are_refused():
+    sampled = dp_accounting.PoissonSampledDpEvent(
+        0.1, dp_accounting.LaplaceDpEvent(1.0)
+    )
+    unknown = dp_accounting.UnsupportedDpEvent()
+    for event in (sampled, unknown):
+        for accountant in ("pld", "rdp", "gdp"):
+            with pytest.raises(dp_accounting.UnsupportedEventError):
+                accounting.event_epsilon(event, 1e-5, accountant)

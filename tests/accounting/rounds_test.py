@@ -87,7 +87,7 @@ def test_the_statement_names_everything():
     budget = budget_for(3)
     with budget.round():
         pass
-    text = str(budget.statement)
+    text = str(budget.statement())
     for word in ("client", "Poisson", "add", "pld", "1e-05"):
         assert word in text, text
 
@@ -104,7 +104,7 @@ def test_seeded_or_noiseless_rounds_are_not_private():
     for budget in (seeded, noiseless):
         with budget.round():
             pass
-        assert "not private" in str(budget.statement)
+        assert "not private" in str(budget.statement())
 
 
 def test_rounds_of_two_budgets_of_one_ledger_count_with_their_own_settings():

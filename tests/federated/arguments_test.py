@@ -180,4 +180,4 @@ def test_a_round_budget_runs_a_training_program(tmp_path):
     continued = budget()
     assert continued.rounds == 2 and continued.rounds_left == allowed - 2
     assert continued.epsilon <= 3.0
-    assert "client" in str(continued.statement)
+    assert "client" in str(continued.statement())

@@ -50,7 +50,7 @@ def test_central_noise_is_counted_with_the_scheme_that_draws(scheme, options):
     after(budget, 3)
     expected = accounting.epsilon(1.5, 3, scheme, DELTA, unit="client")
     assert budget.epsilon == pytest.approx(expected, rel=1e-6)
-    statement = budget.statement
+    statement = budget.statement()
     assert statement.noise_multipliers == (1.5,) and statement.accountant == "pld"
     assert statement.clips == (str(factory.clip),)
     assert "declared" not in str(statement)
@@ -64,7 +64,7 @@ def test_distributed_noise_is_counted_for_a_server_that_knows_the_cohorts(scheme
     assert budget.epsilon == pytest.approx(factory.epsilon(DELTA, 5), rel=1e-3)
     amplified = accounting.epsilon(2.0, 5, cohorts.scheme, DELTA, unit="client")
     assert budget.epsilon > 1.2 * amplified
-    statement = budget.statement
+    statement = budget.statement()
     assert statement.relation == "replace one record by an all-zero one"
     assert statement.accountant == "rdp"
     text = str(statement)
@@ -93,7 +93,7 @@ def test_clients_that_come_seldom_pay_for_the_rounds_that_they_are_in():
     cohorts = sampling.AvailableCohorts(AVAILABLE, lambda round_num: IDS)
     budget = after(RoundBudget(math.inf, DELTA, cohorts, aggregator=factory), 8)
     assert budget.epsilon == pytest.approx(factory.epsilon(DELTA, 3), rel=1e-3)
-    assert "sampling does not lower the cost" not in str(budget.statement)
+    assert "sampling does not lower the cost" not in str(budget.statement())
 
 
 def test_only_renyi_accounting_bounds_distributed_noise(tmp_path):
@@ -121,7 +121,7 @@ def test_a_budget_goes_on_with_its_aggregator_from_a_file(tmp_path):
     again = after(budget(distributed()), 1)
     assert again.rounds == 3
     assert again.epsilon == pytest.approx(distributed().epsilon(DELTA, 3), rel=1e-3)
-    assert str(again.statement).count("sampling does not lower the cost") == 1
+    assert str(again.statement()).count("sampling does not lower the cost") == 1
     with pytest.raises(PrivacyMismatchError, match="noise_multiplier was 2"):
         budget(distributed(3.0))
 
@@ -197,11 +197,11 @@ def test_a_run_that_is_not_private_is_said_to_be_none():
     cohorts = SCHEMES["poisson"].cohorts(IDS)
     seeded = federated.clipped_mean(2.0, 20, seed=1)
     budget = after(RoundBudget(math.inf, DELTA, cohorts, aggregator=seeded), 1)
-    assert "a seed was fixed" in str(budget.statement)
+    assert "a seed was fixed" in str(budget.statement())
     drawn = SCHEMES["poisson"].cohorts(IDS, seed=3)
     plain = federated.clipped_mean(2.0, 20)
     budget = after(RoundBudget(math.inf, DELTA, drawn, aggregator=plain), 1)
-    assert "a seed was fixed" in str(budget.statement)
+    assert "a seed was fixed" in str(budget.statement())
     baseline = federated.clipped_mean(0.0, 20, None)
     budget = after(RoundBudget(math.inf, DELTA, cohorts, aggregator=baseline), 1)
     assert budget.epsilon == math.inf
@@ -227,7 +227,7 @@ def test_a_number_that_no_aggregator_here_has_is_not_counted(name):
         pytest.fail("a round whose noise is not what is counted")
     assert str(factory.round_noise) in str(info.value)
     assert len(str(info.value).split()) < 60
-    for ask in (lambda: budget.epsilon, lambda: budget.statement):
+    for ask in (lambda: budget.epsilon, lambda: budget.statement()):
         with pytest.raises(PrivacyMismatchError):
             ask()
     # With an aggregator of this noise, the number stays true.
@@ -297,7 +297,7 @@ def test_a_state_of_another_multiplier_is_refused():
 def test_a_declared_number_is_said_to_be_one():
     cohorts = SCHEMES["poisson"].cohorts(IDS)
     budget = after(RoundBudget(math.inf, DELTA, cohorts, 2.0), 1)
-    assert "multiplier 2, as declared" in str(budget.statement)
+    assert "multiplier 2, as declared" in str(budget.statement())
     # Without noise there is nothing to get wrong.
     federated.clipped_mean(1.0, 20).create(NESTED)
     after(RoundBudget(math.inf, DELTA, cohorts, 0.0), 1)

@@ -274,7 +274,7 @@ def test_a_budget_follows_the_states_of_real_rounds():
     with budget.round(state):
         state = process.next(state, []).state
     assert budget.ledger.phases[-1].runs == [3, 1] and memory.steps == 3
-    assert "at least 2 steps from one" in str(budget.statement)
+    assert "at least 2 steps from one" in str(budget.statement())
 
 
 def test_checks_of_single_rounds_refuse_it():

@@ -314,4 +314,4 @@ def test_no_batch_is_added_twice_in_the_place_of_another():
     with pytest.raises(PrivacyMismatchError, match="more or less than once"):
         model.fit(batches, verbose=0, callbacks=[budget])
     # The statement tells later readers of the ledger.
-    assert "something ran that is not counted" in str(budget.statement)
+    assert "something ran that is not counted" in str(budget.statement())

@@ -177,7 +177,7 @@ class TestMismatchIsRefused:
         x, y = small_data()
         budget = PrivacyBudget(math.inf, DELTA, sampling.Poisson(0.1), check_data=False)
         model_of(Optimizer()).fit(x, y, batch_size=10, verbose=0, callbacks=[budget])
-        assert "draws were not observed" in str(budget.statement)
+        assert "draws were not observed" in str(budget.statement())
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_transforming_records_is_fine(data):
     budget = PrivacyBudget(math.inf, DELTA, batches)
     model_of(Optimizer()).fit(data(batches), epochs=2, verbose=0, callbacks=[budget])
     assert budget.ledger.steps == 20
-    assert "transformed" not in str(budget.statement)
+    assert "transformed" not in str(budget.statement())
 
 
 @pytest.mark.slow
@@ -212,7 +212,7 @@ def test_transforming_whole_batches_is_an_assumption(tmp_path):
     model = model_of(Optimizer())
     model.fit(data, epochs=2, steps_per_epoch=5, verbose=0, callbacks=[budget])
     assert "batches were transformed by double, which is assumed" in str(
-        budget.statement
+        budget.statement()
     )
     assert "transformed by double" in str(Ledger.load(path).statement())
 

@@ -147,8 +147,8 @@ def test_every_clip_and_accumulation_train_and_are_counted(optimizer, options):
     fitted(model, epochs=5, batches=batches, budget=budget)
     # The budget has room for the matrix, and for no step more.
     assert budget.ledger.steps == STEPS == int(model.optimizer.iterations)
-    assert 2.99 < budget.statement.epsilon <= 3
-    assert "correlated" in str(budget.statement)
+    assert 2.99 < budget.statement().epsilon <= 3
+    assert "correlated" in str(budget.statement())
     assert not any("noise_stddev" in name for name in model.history.history)
 
 

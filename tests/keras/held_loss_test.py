@@ -163,7 +163,7 @@ def test_eager_training_is_refused():
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"gradient_accumulation_steps": 2}, "Use accumulation_steps"),
+        ({"gradient_accumulation_steps": 2}, "Write accumulation_steps=4"),
         ({"loss_scale_factor": 8.0}, "before they are clipped"),
     ],
 )

@@ -35,7 +35,7 @@ def test_the_ledger_counts_batch_clipping_with_half_the_noise():
     budget, _ = fit(drawn())
     expected = accounting.epsilon(1.5, 10, sampling.Poisson(0.2), 1e-5)
     assert budget.ledger.epsilon() == pytest.approx(expected, rel=1e-3)
-    assert "batch" in str(budget.statement)
+    assert "batch" in str(budget.statement())
 
 
 def test_group_clipping_needs_independent_groups():

@@ -474,8 +474,8 @@ def test_keras_goes_on_with_one_matrix(tmp_path):
         stddev = made.noise_stddevs["all"]
     # The last step is counted, even if it did not finish, and no step is left.
     assert budget.ledger.phases[-1].runs == [steps] and len(moved) == steps
-    assert 2.99 < budget.statement.epsilon <= 3
-    assert "secret" in str(budget.statement)
+    assert 2.99 < budget.statement().epsilon <= 3
+    assert "secret" in str(budget.statement())
     assert not (tmp_path / "secret").exists()
     rows = np.array(moved, float) / stddev
     noising = noise.matrix.noising(steps)

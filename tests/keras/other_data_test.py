@@ -101,4 +101,4 @@ class TestOtherData:
 
     def test_is_taken_on_trust_if_somebody_says_so(self):
         budget = self._fit(_other_iterator(), {"check_data": False})
-        assert "were not observed" in str(budget.statement)
+        assert "were not observed" in str(budget.statement())

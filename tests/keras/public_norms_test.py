@@ -456,7 +456,7 @@ class TestDataAreClaimedToBePublic:
         model, batches = dense(optimizer), (scheme or Poisson(0.5)).batches(data)
         budget = PrivacyBudget(math.inf, 1e-5, batches)
         model.fit(batches, verbose=0, callbacks=[budget, *public])
-        return str(budget.statement)
+        return str(budget.statement())
 
     def test_data_of_the_private_batches_are_refused(self):
         x, y = map(np.asarray, PRIVATE)

@@ -217,7 +217,7 @@ def test_noise_that_becomes_nothing_costs_everything():
     budget = PrivacyBudget(math.inf, DELTA, drawn)
     model_with(ends).fit(drawn, epochs=2, verbose=0, callbacks=[budget])
     assert budget.ledger.epsilon() == math.inf
-    assert "not private" in str(budget.statement)
+    assert "not private" in str(budget.statement())
 
 
 def test_noise_below_nothing_is_refused():

@@ -42,7 +42,7 @@ def test_a_budget_counts_the_times_of_a_record(scheme):
     # Each call of fit may begin anywhere in the order, so the ledger's epsilon is at
     # least the epsilon of a single run.
     assert expected * 0.99999 <= budget.ledger.epsilon() <= 1.5 * expected
-    assert "zero" in str(budget.statement)
+    assert "zero" in str(budget.statement())
 
 
 class DrawsBetween(tf.keras.callbacks.Callback):

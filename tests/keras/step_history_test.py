@@ -76,7 +76,7 @@ class TestUnseenSteps:
         assert budget.ledger.epsilon() >= accounting.gdp_epsilon(
             math.sqrt(50) / _Z, _DELTA
         )
-        text = str(budget.statement)
+        text = str(budget.statement())
         assert "50 steps ran before they were recorded" in text
         assert "full batch; then Poisson" in text
 

@@ -294,6 +294,7 @@ SAMPLING = {
         sampling.RandomAllocation, steps=10, capacity=20, population=100
     ),
     "FullBatch": case(sampling.FullBatch),
+    "LaplaceRelease": case(sampling.LaplaceRelease),
     "ThresholdedCounts": case(sampling.ThresholdedCounts, delta=1e-7),
     "Poisson.event": case(POISSON.event, **EVENT),
     "CappedPoisson.event": case(
@@ -303,6 +304,7 @@ SAMPLING = {
     "ShuffledEpochs.event": case(sampling.ShuffledEpochs(3, 10).event, **EVENT),
     "RandomAllocation.event": case(sampling.RandomAllocation(10).event, **EVENT),
     "FullBatch.event": case(sampling.FullBatch().event, **EVENT),
+    "LaplaceRelease.event": case(sampling.LaplaceRelease().event, **EVENT),
     "ThresholdedCounts.event": case(sampling.ThresholdedCounts(1e-7).event, **EVENT),
     "Poisson.expected_batch_size": case(POISSON.expected_batch_size, population=10),
     "FixedSize.steps_per_epoch": case(

@@ -810,7 +810,7 @@ def test_the_budget_counts_and_stops_as_on_one_device(mirrored):
             return made[-1]
 
         model = fitted(strategy, optimizer=noisy, epochs=9, callbacks=[keep])
-        stated.append((made[0].ledger.steps, made[0].statement.epsilon))
+        stated.append((made[0].ledger.steps, made[0].statement().epsilon))
         assert model.optimizer.iterations.numpy() == stated[-1][0]
     assert stated[0] == stated[1] and 0 < stated[0][0] < 45
 

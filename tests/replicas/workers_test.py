@@ -346,7 +346,7 @@ def test_only_the_chief_opens_the_ledger(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="not the chief"):
         _ = other.ledger
     with pytest.raises(ValueError, match="not the chief"):
-        _ = other.statement
+        _ = other.statement()
     # With TF_CONFIG, and a model that trains alone: no process would keep the budget.
     model = worker.compiled({"z": 1.0})
     with pytest.raises(ValueError, match="TF_CONFIG"):

@@ -90,7 +90,7 @@ def test_a_budget_counts_its_rounds():
             assert 0 < len(cohort) <= 4
     expected = accounting.epsilon(4.0, 7, _SCHEME, 1e-5, unit="client")
     assert budget.epsilon == pytest.approx(expected)
-    assert "does not depend on their data" in str(budget.statement)
+    assert "does not depend on their data" in str(budget.statement())
 
 
 @pytest.mark.parametrize(

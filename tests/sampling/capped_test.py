@@ -261,7 +261,7 @@ class TestFit:
         budget = dpc.keras.PrivacyBudget(50.0, 1e-5, batches)
         model = _model(batches)
         model.fit(batches, epochs=2, verbose=0, callbacks=[budget])
-        said = budget.statement
+        said = budget.statement()
         assert said.epsilon == accounting.epsilon(2.0, 20, batches, 1e-5, unit="person")
         assert (
             said.unit == "one person, whose examples are drawn and clipped one by one"

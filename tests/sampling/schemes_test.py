@@ -185,6 +185,7 @@ _DRAWN = [
     sampling.ShuffledEpochs(5, 100),
     sampling.FullBatch(),
     sampling.ThresholdedCounts(1e-7),
+    sampling.LaplaceRelease(),
     sampling.MinSeparation(100, 5),
     sampling.MinSeparation(100, 5, 10, participations=100),
     sampling.CyclicPoisson(100, 0.05, 4),

@@ -156,7 +156,7 @@ def accounted(**options):
     model = model_of(clip=PRECISE, expected_batch_size=EXAMPLES / 2, **options)
     budget = dpc.keras.PrivacyBudget(1e6, 1e-5, batches)
     model.fit(batches, verbose=0, callbacks=[budget])
-    assert budget.statement.noise_multipliers == (0.5,), budget.statement
+    assert budget.statement().noise_multipliers == (0.5,), budget.statement()
 
 
 def clip_rule(**options):

@@ -180,7 +180,7 @@ def test_files_of_other_grids_are_refused(tmp_path):
 
 def test_without_a_plan_the_search_is_said_not_to_be_private():
     result = run_grid(GRID, score)
-    assert result.statement.epsilon == math.inf
+    assert result.statement().epsilon == math.inf
     assert "the search was not private" in str(result)
     assert "does not cover the choice" in str(result)
 
@@ -190,11 +190,11 @@ def test_composition_counts_the_runs_that_were_made(tmp_path):
     some = run_grid(GRID, score, path=path, plan=plan, delta=1e-5, max_runs=3)
     points = list(GRID)
     without_file = search_privacy([plan(p) for p in points[:3]], 1e-5)
-    assert some.statement.epsilon == without_file.epsilon
+    assert some.statement().epsilon == without_file.epsilon
     every = run_grid(GRID, score, path=path, plan=plan, delta=1e-5)
     every_run = search_privacy([plan(p) for p in points], 1e-5)
-    assert every.statement.epsilon == every_run.epsilon
-    assert every.statement.epsilon > some.statement.epsilon
+    assert every.statement().epsilon == every_run.epsilon
+    assert every.statement().epsilon > some.statement().epsilon
     assert "composition of 24 runs" in str(every)
 
 
@@ -211,9 +211,9 @@ def test_runs_of_an_earlier_grid_in_the_file_count(tmp_path):
     of_both = [*coarse, *(p for p in fine if p.settings() not in settings_of(coarse))]
     assert len(of_both) == 8 + 3
     expected = search_privacy([plan(point) for point in of_both], 1e-5)
-    assert result.statement.epsilon == pytest.approx(expected.epsilon)
-    assert "composition of 11 runs" in str(result.statement)
-    assert "interrupted" in str(result.statement)
+    assert result.statement().epsilon == pytest.approx(expected.epsilon)
+    assert "composition of 11 runs" in str(result.statement())
+    assert "interrupted" in str(result.statement())
 
 
 def test_a_run_counts_with_the_plan_that_it_had(tmp_path):
@@ -230,8 +230,8 @@ def test_a_run_counts_with_the_plan_that_it_had(tmp_path):
     assert not again.points
     result = run_grid(grid, score, path=path, **strong)
     both = search_privacy([plan(point) for point in grid], 1e-5)
-    assert result.statement.epsilon == both.epsilon
-    assert not [a for a in result.statement.assumptions if "without a plan" in a]
+    assert result.statement().epsilon == both.epsilon
+    assert not [a for a in result.statement().assumptions if "without a plan" in a]
     drawn, search = tmp_path / "drawn.csv", RandomStopping(2.0)
     run_grid(grid, score, path=drawn, search=search, **strong)
     with pytest.raises(ValueError, match="plan: the file has a run"):
@@ -306,8 +306,8 @@ def test_random_stopping(tmp_path):
     result = run_grid(
         grid, run, path=path, plan=plan, delta=1e-5, search=search, max_runs=2
     )
-    assert "finish the search first" in str(result.statement)
-    assert result.statement.not_private
+    assert "finish the search first" in str(result.statement())
+    assert result.statement().not_private
     result = run_grid(grid, run, path=path, plan=plan, delta=1e-5, search=search)
     draws = json.loads((tmp_path / "search.csv.draws.json").read_text())["draws"]
     points = list(grid)
@@ -315,9 +315,9 @@ def test_random_stopping(tmp_path):
     assert [p.settings() for p in run.points] == [points[i].settings() for i in draws]
     assert len(result.rows) == len(draws)
     alone = search_privacy([plan(p) for p in grid], 1e-5, search)
-    assert result.statement.epsilon == alone.epsilon
-    assert result.statement.assumptions[:-1] == alone.assumptions
-    assert "a run that was interrupted" in result.statement.assumptions[-1]
+    assert result.statement().epsilon == alone.epsilon
+    assert result.statement().assumptions[:-1] == alone.assumptions
+    assert "a run that was interrupted" in result.statement().assumptions[-1]
     best = result.best()
     assert best["mean"] == max(row["score"] for row in result.rows)
     assert best["runs"] == 1

@@ -167,8 +167,8 @@ def _in_range(leaves):
     """The same events, with less noise where its square would overflow: a bound."""
 
     def less(event):
-        if isinstance(event, dp_accounting.GaussianDpEvent):
-            return dp_accounting.GaussianDpEvent(_MOST_NOISE)
+        if not hasattr(event, "event"):
+            return type(event)(_MOST_NOISE)
         return attr.evolve(event, event=less(event.event))
 
     found: dict = {}
@@ -179,9 +179,11 @@ def _in_range(leaves):
 
 
 def noise_multiplier(event: dp_accounting.DpEvent) -> float:
-    """Returns the multiplier of the Gaussian inside an elementary event."""
+    """Returns the multiplier of the noise of an elementary event."""
     if isinstance(event, dp_accounting.NonPrivateDpEvent):
         return 0.0
+    if isinstance(event, dp_accounting.LaplaceDpEvent):
+        return event.noise_multiplier
     while not isinstance(event, dp_accounting.GaussianDpEvent):
         inner = getattr(event, "event", None)
         if inner is None:
@@ -281,6 +283,9 @@ def _single(event, discretization, spacing=_allocation.SPACING) -> BothOrders:
     elif isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
         remove, upper = _without_replacement(event)
         add = None
+    elif isinstance(event, dp_accounting.LaplaceDpEvent):
+        upper, add = 1 / noise_multiplier(event), None
+        remove = functools.partial(_profiles.laplace, upper)
     elif isinstance(event, dp_accounting.SampledWithReplacementDpEvent):
         remove, upper = _with_replacement(event)
         add = None

@@ -27,6 +27,16 @@ def gaussian(mu: float | np.ndarray, eps: np.ndarray) -> np.ndarray:
     return np.exp(log_upper) * -np.expm1(np.minimum(gap, 0.0))
 
 
+def laplace(most: float, eps: np.ndarray) -> np.ndarray:
+    """Returns delta(eps) of Laplace noise of scale 1 / `most`, around 0 and around 1.
+
+    The loss at y is `most` (|y - 1| - |y|), in [-most, most]. Where eps is within, the
+    loss exceeds eps for y < (1 - eps / most) / 2, which has the probabilities
+    1 - e^((eps - most) / 2) / 2 and e^(-(eps + most) / 2) / 2.
+    """
+    return np.maximum(0.0, -np.expm1(np.minimum(eps, (eps - most) / 2)))
+
+
 def mixture(mu: float, rate: float, most: int) -> tuple[Profile, Profile, float]:
     """Profiles of N(j mu, 1), j ~ Binomial(most, rate), against N(0, 1), and reverse.
 

@@ -16,6 +16,7 @@ from tfdpclip._docs import see
 from tfdpclip.accounting._ledger_file import FORMAT, LedgerFile
 from tfdpclip.accounting.phases import (
     SKIPPED,
+    TWO_NETWORKS,
     Phase,
     PrivacyMismatchError,
     are_other_people,
@@ -237,6 +238,7 @@ class Ledger(Spending):
         noise: NoiseMatrix | None = None,
         horizon: int | None = None,
         continued: int | None = None,
+        release: str = "",
     ) -> None:
         """Opens a phase, or continues the last phase if no setting changed.
 
@@ -253,6 +255,8 @@ class Ledger(Spending):
           horizon: The number of steps of the matrix; needed with a matrix.
           continued: For restored correlated noise: the number of steps it has made.
             None if a new matrix begins, which is counted as a new matrix.
+          release: What each step releases, in words, if the steps train nothing. The
+            statement lists and counts such steps apart from the steps of training.
 
         Raises:
           PrivacyMismatchError: If the settings differ from the last phase's and
@@ -274,6 +278,7 @@ class Ledger(Spending):
             _arguments.boolean("observed", observed),
             noise=noise,
             horizon=horizon,
+            release=release,
         )
         phase.event(1)  # Validates the remaining settings.
         phase.refuse_unreadable(self.path)
@@ -601,8 +606,8 @@ class Ledger(Spending):
             self.note_seed()
         z, unit, correlated, _ = settings
         matrix = phase.noise is not None
-        # In this form a NaN is less, too.
-        less = not z >= phase.noise_multiplier * (1 - 1e-6)
+        # In this form a NaN is less, too. A release trains nothing.
+        less = not z >= phase.noise_multiplier * (1 - 1e-6) or bool(phase.release)
         wider = unit not in ("example", phase.unit)
         if not less and not wider and correlated == matrix:
             return
@@ -673,7 +678,9 @@ class Ledger(Spending):
             advice = (
                 "Two steps of noise multiplier z on one draw are one step of z / "
                 "sqrt(2). Take a new element for every step, and keep none for a "
-                "second epoch: for x, y, w in batches." + see("two-steps-on-one-draw")
+                "second epoch: for x, y, w in batches."
+                + TWO_NETWORKS
+                + see("two-steps-on-one-draw")
             )
         self._made = drawn
         if phase.noise is not None:
@@ -846,7 +853,8 @@ class Ledger(Spending):
     def _current(self) -> Phase:
         if not self._open or not self.phases or not self.phases[-1].runs:
             raise ValueError(
-                "Call ledger.begin(...) first, with the run's settings"
+                "Call ledger.begin(noise_multiplier=optimizer.noise_multiplier, "
+                "sampling=batches) first, with the run's settings"
                 + ("." if self._open else "; the last release had settings of its own.")
             )
         return self.phases[-1]

@@ -14,11 +14,12 @@ import dp_accounting
 import numpy as np
 
 from tfdpclip import _arguments, correlated
-from tfdpclip._docs import see
+from tfdpclip._docs import TracedError, see
 from tfdpclip.accounting.matrix_events import correlated_event
 from tfdpclip.accounting.noise_place import StateHistory
 from tfdpclip.sampling import events, schemes
 from tfdpclip.sampling.base import SamplingScheme
+from tfdpclip.sampling.thresholded import LaplaceRelease
 
 # Settings that follow from the data and from the room for a draw.
 _ROOM = ("capacity", "population")
@@ -37,11 +38,15 @@ SKIPPED = (
 )
 
 
-class PrivacyMismatchError(ValueError):
-    """The run differs from the settings of its accounting."""
+#: The end of messages about a second step on one draw.
+TWO_NETWORKS = (
+    " For a GAN, train both networks in one train_step: "
+    "docs/train_step.md#two-networks-gans."
+)
 
-    # AutoGraph raises the same class again only if `__init__` is inherited this way.
-    __init__ = Exception.__init__
+
+class PrivacyMismatchError(TracedError):
+    """The run differs from the settings of its accounting."""
 
 
 def clip_assumptions(clip: Any) -> list[str]:
@@ -81,7 +86,9 @@ class Phase:
       noise_multiplier: z.
       unit: The object that was clipped: `"example"`, `"client"`, `"batch"` or
         `"group"`.
-      clip: The clip rule, in words.
+      clip: The clip rule, in words; empty without one.
+      release: What each step released, in words, if the steps train nothing: a
+        statistic, for example. Empty for steps of training.
       seeded: Whether noise or draws came from a fixed seed.
       observed: Whether the draws were seen, not merely declared.
       runs: Steps of each uninterrupted stretch. One entry unless the scheme's steps,
@@ -104,6 +111,7 @@ class Phase:
     horizon: int | None = None
     trail: StateHistory = dataclasses.field(default_factory=StateHistory)
     idle: int = 0
+    release: str = ""
 
     @property
     def steps(self) -> int:
@@ -151,6 +159,7 @@ class Phase:
         _arguments.non_negative("noise_multiplier", self.noise_multiplier)
         _arguments.choice("unit", self.unit, events.UNITS)
         _arguments.text("clip", self.clip)
+        _arguments.text("release", self.release)
         _arguments.boolean("seeded", self.seeded)
         _arguments.boolean("observed", self.observed)
         self.runs = [
@@ -161,6 +170,13 @@ class Phase:
             raise ValueError(
                 "sampling must be a scheme of tfdpclip.sampling, such as "
                 f"Poisson(rate), got {_arguments.shown(self.sampling)}."
+            )
+        if isinstance(self.sampling, LaplaceRelease) and not self.release:
+            raise ValueError(
+                "LaplaceRelease() states an earlier release, and draws no records for "
+                "training. For a release, name it: ledger.begin(noise_multiplier=b / "
+                'sensitivity, sampling=dpc.sampling.LaplaceRelease(), release="mean '
+                'of the ages"). For training: sampling=dpc.sampling.Poisson(rate).'
             )
         if self.noise is None and self.horizon is None:
             return
@@ -176,6 +192,7 @@ class Phase:
             "noise_multiplier": self.noise_multiplier,
             "unit": self.unit,
             "clip": self.clip,
+            "release": self.release,
             "seeded": self.seeded,
             "observed": self.observed,
             "noise": None if self.noise is None else self.noise.to_dict(),
@@ -259,6 +276,7 @@ class Phase:
             unit=self.unit if unit is None else unit,
             runs=[steps],
             idle=0,
+            release="",
         )
 
     def _described(self) -> str:

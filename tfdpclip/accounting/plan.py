@@ -102,6 +102,17 @@ class BudgetPlan(ShownAsText, abc.ABC):
             self._before = phases
             self.noise_multiplier = self._least_noise()
 
+        self._complete = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(self, "_complete") and name[0] != "_" and name in vars(self):
+            raise AttributeError(
+                f"{name} of a plan cannot be set: the noise, the draws and the ledger "
+                "follow from its arguments. Make another plan, for example "
+                "plan = plan.replace(epsilon=8)."
+            )
+        super().__setattr__(name, value)
+
     def _least_noise(self) -> float:
         return noise_multiplier(
             self.epsilon,

@@ -99,7 +99,7 @@ class RoundBudget:
         while budget.rounds_left:
             with budget.round() as cohort:
                 state = process.next(state, [data[c] for c in cohort]).state
-        print(budget.statement)
+        print(budget.statement())
 
     *Formal guarantees*
 
@@ -255,9 +255,12 @@ class RoundBudget:
         self._refuse_other_noise()
         return self.ledger.epsilon()
 
-    @property
     def statement(self) -> PrivacyStatement:
-        """The privacy spent, with all facts that a privacy claim needs."""
+        """Returns the privacy spent, with all facts that a privacy claim needs.
+
+        Raises:
+          PrivacyMismatchError: if an aggregator has other noise than is counted.
+        """
         self._refuse_other_noise()
         return self.ledger.statement()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -51,11 +52,13 @@ class PrivacyStatement(ShownAsText):
       delta: The delta of the claim.
       relation: The neighbouring relation, in words.
       unit: The unit of privacy, in words.
-      steps: Number of noise draws.
+      steps: Number of steps of training, each with its noise.
       noise_multipliers: z of each phase.
       sampling: The schemes, in words.
       accountant: `"pld"`, `"rdp"` or `"gdp"`.
       clips: The clip rules, in words.
+      releases: The releases beside the steps (statistics, for example), in words: an
+        entry for each.
       assumptions: The conditions of the claim.
       not_private: The reasons if the run is not private at all.
       matrices: The matrices of correlated noise, in words.
@@ -75,6 +78,7 @@ class PrivacyStatement(ShownAsText):
     not_private: tuple[str, ...] = ()
     matrices: tuple[str, ...] = ()
     attacks: AttackBounds | None = None
+    releases: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = self._claim()
@@ -82,6 +86,7 @@ class PrivacyStatement(ShownAsText):
             ("neighbours", self.relation),
             ("unit", self.unit),
             ("sampling", "; then ".join(self.sampling)),
+            ("releases", _counted(self.releases)),
             ("steps", str(self.steps)),
             ("noise", _noise_in_words(self.noise_multipliers)),
             ("correlation", "; then ".join(self.matrices)),
@@ -161,6 +166,7 @@ class PrivacyStatement(ShownAsText):
             ("Clip", "; then ".join(self.clips)),
             ("Noise multiplier", _noise_in_words(self.noise_multipliers)),
             ("Sampling", "; then ".join(self.sampling)),
+            ("Releases beside the steps", _counted(self.releases)),
             ("Steps", str(self.steps)),
             ("Accountant", _ACCOUNTANTS.get(self.accountant, self.accountant)),
             ("Attacks", self._attacks_beside()),
@@ -186,6 +192,15 @@ class PrivacyStatement(ShownAsText):
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _counted(releases: tuple[str, ...]) -> str:
+    """The number of releases, and each of them, equal ones in one place."""
+    if not releases:
+        return ""
+    counts = collections.Counter(releases)
+    each = (what if n == 1 else f"{n} times {what}" for what, n in counts.items())
+    return f"{len(releases)}: {'; '.join(each)}"
 
 
 def _noise_in_words(multipliers: tuple[float, ...]) -> str:
@@ -305,6 +320,9 @@ class Spending:
             )
         assumptions.append(CHOICE)
         first, epsilon = self.phases[0], self.epsilon()
+        ran = [phase.steps for phase in self.phases]
+        ran[-1] += self.reserved
+        counts = list(zip(self.phases, ran, strict=True))
         attacks = None
         if not not_private and epsilon < math.inf:
             attacks = self._attacks(epsilon)
@@ -313,7 +331,13 @@ class Spending:
             delta=self.delta,
             relation=events.RELATION_NAMES[first.sampling.neighboring_relation],
             unit=" then ".join(_unique(unit_in_words(p) for p in self.phases)),
-            steps=self.steps + self.reserved,
+            steps=sum(count for phase, count in counts if not phase.release),
+            releases=tuple(
+                phase.release
+                for phase, count in counts
+                if phase.release
+                for _ in range(count)
+            ),
             noise_multipliers=_unique(p.noise_multiplier for p in self.phases),
             sampling=_unique(p.sampling.describe() for p in self.phases),
             accountant=self.accountant,

@@ -6,6 +6,7 @@ from typing import Any
 
 from tfdpclip import _arguments, _schedules
 from tfdpclip._arguments import shown
+from tfdpclip._tensorflow_privacy import in_place_of
 from tfdpclip.clipping.base import ClipRule, registered_rules
 from tfdpclip.clipping.bounds import check_rule
 from tfdpclip.clipping.rules import FixedClip
@@ -51,6 +52,8 @@ def as_rule(clip: Any, name: str = "clip") -> ClipRule:
             f"example {name}=1.0, {name}=dpc.QuantileClip() or "
             f"{name}=dpc.AutomaticClip()."
         )
+    if text := in_place_of(*(kind.__name__ for kind in type(clip).__mro__)):
+        raise ValueError(f"{name} must be a clip norm or a clip rule.{text}")
     return FixedClip(_schedules.setting(name, clip, _arguments.clip_norm))
 
 

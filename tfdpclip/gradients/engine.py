@@ -28,6 +28,7 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._arguments import choice, integer, items, positive, shown
 from tfdpclip._devices import has_form_of_xla, in_xla
+from tfdpclip._docs import TracedError
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.clipping import ClipRule
 from tfdpclip.gradients.checks.loss_key import structure_of
@@ -586,7 +587,7 @@ def refuse_repeated(name: str, variables: Sequence[tf.Variable]) -> None:
     seen: set = set()
     for variable in variables:
         if id(variable) in seen:
-            raise ValueError(
+            raise TracedError(
                 f"{name} lists {variable.name!r} more than once; list every variable "
                 "once."
             )
@@ -600,7 +601,7 @@ def refuse_complex(name: str, variables: Sequence[tf.Variable]) -> None:
     """
     for variable in variables:
         if tf.as_dtype(getattr(variable, "dtype", "float32")).is_complex:
-            raise ValueError(
+            raise TracedError(
                 f"{name} has complex numbers in {variable.name!r}. Train the real and "
                 "the imaginary part as two variables: weight = tf.complex(real, imag)."
             )
@@ -610,10 +611,10 @@ def _trainable(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
     """The variables as `tf.Variable`: not empty, and each variable once."""
     unwrapped = all_unwrapped(items("variables", variables))
     if not unwrapped:
-        raise ValueError("variables is empty: there is nothing to differentiate.")
+        raise TracedError("variables is empty: there is nothing to differentiate.")
     for variable in unwrapped:
         if not hasattr(variable, "handle"):
-            raise ValueError(
+            raise TracedError(
                 f"variables must be trainable variables, got {shown(variable)}."
             )
     refuse_repeated("variables", unwrapped)

@@ -1,14 +1,9 @@
 """The exceptions of the engine."""
 
-
-class _Raisable(ValueError):
-    # AutoGraph re-raises an error from traced code as the same type only if the type
-    # is constructed exactly as Exception is; anything else becomes a StagingError.
-    __init__ = Exception.__init__
-    # is constructed exactly as Exception is; a changed constructor gives StagingError.
+from tfdpclip._docs import TracedError
 
 
-class ExampleIsolationError(_Raisable):
+class ExampleIsolationError(TracedError):
     """The data of an example reach the gradients of further examples.
 
     Clipping each example's gradient bounds the influence of that example only if the
@@ -18,11 +13,11 @@ class ExampleIsolationError(_Raisable):
     """
 
 
-class LossStructureError(_Raisable):
+class LossStructureError(TracedError):
     """The loss cannot be taken apart into a loss for each example with certainty."""
 
 
-class GradientMismatchError(_Raisable):
+class GradientMismatchError(TracedError):
     """The engine's gradients differ from an ordinary backward pass.
 
     A rule of this library, a converter of TensorFlow or a new version of a layer is

@@ -1,5 +1,8 @@
 """Keras optimizers, callbacks and checks for differentially private training."""
 
+from typing import NoReturn as _NoReturn
+
+from tfdpclip._tensorflow_privacy import in_place_of as _in_place_of
 from tfdpclip.keras.isolation import check_isolation
 from tfdpclip.keras.normalization import FrozenBatchNormalization, convert_batchnorm
 from tfdpclip.keras.optimizers import (
@@ -56,3 +59,9 @@ __all__ = [
     "public_gradient_norms",
     "public_statistics",
 ]
+
+
+def __getattr__(name: str) -> _NoReturn:
+    raise AttributeError(
+        f"module {__name__!r} has no attribute {name!r}." + _in_place_of(name)
+    )

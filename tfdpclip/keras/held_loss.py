@@ -11,7 +11,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip._docs import see
+from tfdpclip._docs import TracedError, see
 
 _INSTEAD = (
     "In a train_step of your own, call self.optimizer.minimize(loss, "
@@ -38,14 +38,14 @@ class HeldLoss:
         """
         loss = tf.convert_to_tensor(loss)
         if _tf_private.is_eager(loss):
-            raise ValueError(
+            raise TracedError(
                 "A private optimizer reads the graph of the loss, and eager code has "
                 "no graph: compile without run_eagerly=True. In an eager loop of your "
                 "own, call optimizer.minimize(loss, variables, tape=tape) with one "
                 "loss for each example." + see("gradients-made-elsewhere")
             )
         if self._loss is not None and not self._was_abandoned(loss.graph):
-            raise ValueError(
+            raise TracedError(
                 "optimizer.scale_loss was called again before the first loss was "
                 "applied: a step has one loss. Add losses up before scale_loss. "
                 + _INSTEAD
@@ -62,20 +62,20 @@ class HeldLoss:
         loss, copy = self._loss, self._copy
         self.forget()
         if loss is None or copy is None:
-            raise ValueError(
+            raise TracedError(
                 "There is no loss to make private gradients from: apply was called "
                 "without optimizer.scale_loss(loss) before it, or twice, or "
                 "with gradients that are all None. " + _INSTEAD
             )
         if tf.executing_eagerly() or loss.graph is not tf.compat.v1.get_default_graph():
-            raise ValueError(
+            raise TracedError(
                 "apply was called in another graph than optimizer.scale_loss: call "
                 "both in the same tf.function, outside of its branches and loops. "
                 + _INSTEAD
             )
         made = [op.name for op in copy.consumers() if op.type not in _SHAPES]
         if made:
-            raise ValueError(
+            raise TracedError(
                 "The result of optimizer.scale_loss was used before apply, by "
                 f"{made[0]!r}: the step uses the loss that scale_loss was given, "
                 "and ignores later changes (scaling, adding terms). Change the loss "
@@ -92,7 +92,7 @@ class HeldLoss:
         """Raises ValueError if a loss was kept and never applied."""
         if self._loss is not None:
             self.forget()
-            raise ValueError(
+            raise TracedError(
                 "optimizer.scale_loss was given a loss that was never applied, so "
                 "nothing was trained. Either the model has no trainable variables, or "
                 "its train_step does not call apply_gradients. " + _INSTEAD

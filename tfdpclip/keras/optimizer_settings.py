@@ -20,6 +20,7 @@ from tfdpclip._arguments import (
     shown,
 )
 from tfdpclip._schedules import Schedule, as_config, setting, value_at
+from tfdpclip._tensorflow_privacy import refuse_arguments
 from tfdpclip.clipping import ClipRule, QuantileClip, as_rule, serialize_rule
 from tfdpclip.gradients.engine import DEFAULT_MEMORY
 from tfdpclip.gradients.loss.state import PublicVariables
@@ -63,6 +64,7 @@ class OptimizerSettings:
                 "check_gradients='never' switches off the comparison with ordinary "
                 "gradients."
             )
+        refuse_arguments(k for k, value in kwargs.items() if value is not None)
         choice("unit", unit, ("example", "person", "batch"))
         rows_per_record = integer("rows_per_record", rows_per_record, 1)
         boolean("hardened_noise", hardened_noise)
@@ -107,6 +109,18 @@ class OptimizerSettings:
         self._hardened = hardened_noise
         self._correlated = correlated
         self._noise = source if correlated is None else MatrixNoise(correlated, source)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(vars(OptimizerSettings).get(name), property):
+            raise AttributeError(
+                f"{name} of a private optimizer cannot be set: a change during a run "
+                "would make the accounting untrue. Make another optimizer, and compile "
+                f"with it: {type(self).__name__}(0.1, noise_multiplier=1.1, "
+                "expected_batch_size=256), with the number that you mean."
+            )
+        if value is not None:  # Keras 3 has one of the names, and sets None.
+            refuse_arguments([name])
+        super().__setattr__(name, value)
 
     def _check_missing(self, noise_multiplier, expected_batch_size, unit):
         needed = [("noise_multiplier", noise_multiplier)]

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdpclip import _keras_marks
 from tfdpclip._arguments import shown
+from tfdpclip._tensorflow_privacy import in_place_of
 from tfdpclip.keras import _compat
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
 from tfdpclip.keras.updates import fused_update_step
@@ -119,6 +120,7 @@ def privatize(
             "of the legacy optimizers, and not private already), got "
             f"{shown(optimizer_class)}. For example "
             "privatize(tf.keras.optimizers.Adamax)."
+            + in_place_of(getattr(optimizer_class, "__name__", ""))
         )
     return _private_class(optimizer_class)
 

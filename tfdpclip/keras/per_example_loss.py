@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from tfdpclip import _keras_marks
 from tfdpclip._arguments import positive, shown
+from tfdpclip._docs import TracedError
+from tfdpclip.gradients.loss.misplaced_weights import ONE_NUMBER
 from tfdpclip.keras import _compat
 
 
@@ -64,7 +66,7 @@ class PerExampleLoss(tf.keras.losses.Loss):
         if length is not None:
             length = positive("length", length)
         if name is not None and not isinstance(name, str):
-            raise ValueError(f"name must be a string, got {shown(name)}.")
+            raise TracedError(f"name must be a string, got {shown(name)}.")
         found = loss if callable(loss) else None
         if isinstance(loss, str) and loss:
             try:
@@ -72,7 +74,7 @@ class PerExampleLoss(tf.keras.losses.Loss):
             except ValueError:
                 found = None
         if found is None:
-            raise ValueError(
+            raise TracedError(
                 "loss must be the name of a Keras loss, such as "
                 "'sparse_categorical_crossentropy', a function or a Loss, got "
                 f"{shown(loss)}."
@@ -118,10 +120,9 @@ class PerExampleLoss(tf.keras.losses.Loss):
             masks = [_compat.mask_of(tensor) for tensor in (y_pred, losses)]
             masks.append(self._counts(y_true))
             if losses.shape.rank is None or losses.shape.rank < 1:
-                raise ValueError(
+                raise TracedError(
                     f"{self.name} needs one loss for each entry, [batch, ...], but "
-                    "the loss is a number. Use a loss that does not reduce the batch: "
-                    "for images, Dice(axis=(1, 2, 3)) and not Dice()."
+                    f"the loss is one number. {ONE_NUMBER}"
                 )
             weights = _by_entry(sample_weight, losses, "sample_weight")
             for mask in masks:
@@ -179,7 +180,7 @@ def _by_entry(weights: Any, losses: tf.Tensor, what: str) -> tf.Tensor | None:
     if weights.shape.rank == rank + 1 and weights.shape[-1] == 1:
         weights = tf.squeeze(weights, -1)
     if weights.shape.rank is None or weights.shape.rank > rank:
-        raise ValueError(
+        raise TracedError(
             f"{what} has shape {weights.shape}, which does not fit losses of shape "
             f"{losses.shape}: give one number for each example, or for each entry."
         )

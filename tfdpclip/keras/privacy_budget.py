@@ -166,9 +166,13 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             )
         return self._ledger
 
-    @property
     def statement(self) -> PrivacyStatement:
-        """The spent budget, with every assumption that the numbers depend on."""
+        """Returns the spent budget, with every assumption that the numbers depend on.
+
+        Raises:
+          ValueError: in a process that is not the chief of several machines, or if
+            nothing ran yet.
+        """
         return self.ledger.statement()
 
     def _unrecorded(self) -> int:

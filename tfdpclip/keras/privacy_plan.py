@@ -49,6 +49,11 @@ from tfdpclip.sampling.batches import Batches
 from tfdpclip.sampling.capacity import fit_capacity
 
 _LINES = "    model.compile(plan.optimizer(), loss)\n    plan.fit(model, (x, y))"
+_LOOP = (
+    "    plan.ledger.begin(noise_multiplier=plan.noise_multiplier, sampling=batches)\n"
+    "    for x, y, w in batches:\n"
+    "        with plan.ledger.step(): step(x, y, w)"
+)
 # Arguments that the plan gives to an optimizer, and to batches.
 _PLANNED = ("noise_multiplier", "expected_batch_size", "accumulation_steps")
 _PLANNED += ("unit", "noise", "rows_per_record")
@@ -578,9 +583,10 @@ class PrivacyPlan(BudgetPlan):
                 unseen -= self._budget._unrecorded()
             if unseen > 0:
                 raise PrivacyMismatchError(
-                    f"{unseen} steps of this plan's optimizers ran without the plan's "
-                    "callbacks, so the spent budget is not known. Write\n"
-                    f"{_LINES}" + see("steps-that-are-not-counted")
+                    f"{unseen} steps of this plan's optimizers were not counted, so "
+                    f"the spent budget is not known. With fit, write\n{_LINES}\n"
+                    "In a loop of your own, with batches = plan.batches((x, y)):\n"
+                    f"{_LOOP}" + see("steps-that-are-not-counted")
                 )
 
     def _facts(self) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._devices import in_xla
-from tfdpclip._docs import see
+from tfdpclip._docs import TracedError, see
 from tfdpclip._outside import outside_of_functions
 from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.accounting.phases import PrivacyMismatchError
@@ -60,7 +60,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
         The clip norm moves here. With `accumulation_steps` above 1, use `minimize`.
         """
         if self._accumulation_steps != 1:
-            raise ValueError(
+            raise TracedError(
                 "compute_gradients cannot accumulate. Instead, call "
                 "optimizer.minimize(loss, variables, tape=tape) for each physical "
                 "batch."
@@ -82,7 +82,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             var_list = var_list()
         var_list = tf.nest.flatten(var_list)
         if not var_list:
-            raise ValueError(
+            raise TracedError(
                 "There is nothing to train: the model has no trainable variables."
             )
         refuse_repeated("var_list", var_list)
@@ -104,13 +104,13 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
         replicas.refuse_unsupported_graph(loss, in_xla())
         if _tf_private.is_eager(loss):
             if self._unit == "batch":
-                raise ValueError(
+                raise TracedError(
                     'unit="batch" needs a graph, to see the writes of layers that keep '
                     "statistics of private batches: compile without run_eagerly=True, "
                     "or put the step into a tf.function."
                 )
             if self._rows_per_record > 1:
-                raise ValueError(
+                raise TracedError(
                     "rows_per_record above 1 needs a graph, to see the record of each "
                     "row: compile without run_eagerly=True, or put the step into a "
                     "tf.function." + see("records-of-several-rows")
@@ -284,7 +284,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
         """A context to apply private gradients of this optimizer; refuses any other."""
         issued = {id(gradient) for gradient in self._unsaved.here.issued}
         if any(g is not None and id(g) not in issued for g in gradients):
-            raise ValueError(
+            raise TracedError(
                 f"{type(self).__name__}.apply_gradients got gradients that it did not "
                 "make private: they would be applied without clipping and noise. "
                 "Instead of tape.gradient and apply_gradients, call "

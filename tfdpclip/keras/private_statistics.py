@@ -311,11 +311,10 @@ class PrivateStatistics(ShownAsText):
         z = self.noise_multiplier
         event = scheme.event(z, 1, unit=self._unit)
         alone = event_epsilon(event, self._delta, self.ledger.accountant)
-        clip = f"{what} (epsilon {alone:.3g} by itself)"
         self.ledger.begin(
             noise_multiplier=z,
             sampling=scheme,
-            clip=clip,
+            release=f"{what} (epsilon {alone:.3g} by itself)",
             unit=self._unit,
             change=True,
         )

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdpclip import _arguments
 from tfdpclip._data import as_batches, check_data
-from tfdpclip._docs import see
+from tfdpclip._docs import TracedError, see
 from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.clipping import layer_of
 from tfdpclip.gradients import PerExampleGradients
@@ -135,7 +135,7 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
             now = variable.numpy()
             copy = getattr(variable, PUBLIC_COPY).numpy()
             if not (same(now, was) or same(now, copy)):
-                raise ValueError(
+                raise TracedError(
                     f"The training step writes averages of private batches to "
                     f"{variable.name}, without noise, after the private step: it calls "
                     "the model in training mode again. Write model(x, training=False) "

@@ -17,7 +17,7 @@ from tfdpclip.sampling.cohorts import Cohorts
 from tfdpclip.sampling.poisson import CappedPoisson, FullBatch, Poisson
 from tfdpclip.sampling.schemes import FixedSize, ShuffledEpochs, from_dict
 from tfdpclip.sampling.separated import CyclicPoisson, MinSeparation
-from tfdpclip.sampling.thresholded import ThresholdedCounts
+from tfdpclip.sampling.thresholded import LaplaceRelease, ThresholdedCounts
 
 if TYPE_CHECKING:
     from tfdpclip.sampling.batches import Batches
@@ -77,6 +77,7 @@ __all__ = [
     "CyclicPoisson",
     "FixedSize",
     "FullBatch",
+    "LaplaceRelease",
     "MinSeparation",
     "Poisson",
     "RandomAllocation",

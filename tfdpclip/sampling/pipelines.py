@@ -255,17 +255,37 @@ def _refuse_read_twice(dataset: tf.data.Dataset) -> None:
 
 
 def _name(kind: str) -> str:
+    if kind == "DirectedInterleaveDataset":
+        return "sample_from_datasets, choose_from_datasets or rejection_resample"
     return kind.removesuffix("Dataset").lower()
 
 
+_WINDOWS = (
+    "In the place of tf.keras.utils.timeseries_dataset_from_array, make the windows: "
+    "x = np.stack([series[i : i + length] for i in range(len(series) - length)])"
+)
+_BATCHES = (
+    "Leave batch, shuffle and repeat to the scheme: give "
+    "tf.keras.utils.*_dataset_from_directory batch_size=None and shuffle=False"
+)
+# What to write in the place of a step, by the beginning of its kind.
+_INSTEAD = {
+    "DirectedInterleave": (
+        "Join the data sets, first.concatenate(second), and give rare classes a public "
+        "weight: model.fit(plan.batches(data), class_weight={0: 1.0, 1: 10.0}, "
+        "epochs=plan.epochs, callbacks=plan.callbacks)"
+    ),
+    "Repeat": f"Leave repeat to the scheme. {_WINDOWS}",
+    "": f"{_BATCHES}; read a CSV file by pandas.read_csv. {_WINDOWS}",
+}
+
+
 def _through(kind: str) -> ValueError:
+    instead = next(text for start, text in _INSTEAD.items() if kind.startswith(start))
     return ValueError(
         f"data: this tf.data.Dataset goes through {_name(kind)!r}, so an element may "
         "hold several records, or a record may repeat, and clipping and "
-        "accounting would be wrong. Leave batch, shuffle and repeat to the "
-        "scheme; give tf.keras.utils.*_dataset_from_directory "
-        "batch_size=None and shuffle=False; read a CSV file by pandas.read_csv."
-        + see("rows-that-are-not-records")
+        f"accounting would be wrong. {instead}." + see("rows-that-are-not-records")
     )
 
 

@@ -1,4 +1,4 @@
-"""The event of releasing the counts of all values, without small counts."""
+"""Events of releases that train nothing: thresholded counts, and Laplace noise."""
 
 from __future__ import annotations
 
@@ -66,6 +66,41 @@ class ThresholdedCounts(FullBatch):
     def _sampled(self, gaussian: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
         threshold = events.AdditiveDeltaDpEvent(self.delta)
         return dp_accounting.ComposedDpEvent([gaussian, threshold])
+
+    def participation(self, steps: int) -> Any:
+        # No proof covers noise that is shared with further steps.
+        return SamplingScheme.participation(self, steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class LaplaceRelease(FullBatch):
+    """Every record, in numbers with Laplace noise: an earlier release, for a ledger.
+
+    The noise multiplier is b / s: b the scale of the noise, s how far one record moves
+    the released numbers, in the sum of the absolute differences.
+
+    *Formal guarantees*: neighbours are data sets with and without one record. One
+    release is s / b-differentially private; a ledger composes its privacy loss with
+    the losses of all other steps.
+
+    >>> from tfdpclip import accounting
+    >>> ledger = accounting.Ledger(delta=1e-6)
+    >>> ledger.begin(
+    ...     noise_multiplier=2.0, sampling=LaplaceRelease(), release="mean of the ages"
+    ... )
+    >>> ledger.record(1)
+    >>> round(ledger.epsilon(), 2)
+    0.5
+    """
+
+    def describe(self) -> str:
+        return "full batch, with Laplace noise"
+
+    def at_worst(self) -> FullBatch:
+        return FullBatch()
+
+    def _sampled(self, gaussian: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+        return dp_accounting.LaplaceDpEvent(gaussian.noise_multiplier)
 
     def participation(self, steps: int) -> Any:
         # No proof covers noise that is shared with further steps.

@@ -232,7 +232,9 @@ def run_grid(
         maximize=maximize,
         planned=len(points),
         only_best=search is not None,
-        statement=_state_privacy(grid, points, rows, table, plan, delta, search, spent),
+        _statement=_state_privacy(
+            grid, points, rows, table, plan, delta, search, spent
+        ),
     )
 
 

@@ -33,7 +33,6 @@ class GridResult:
       maximize: whether more is better.
       planned: the number of runs of the complete grid.
       only_best: whether only the best run may be released.
-      statement: the privacy cost of the search.
     """
 
     rows: tuple[dict[str, Any], ...]
@@ -42,7 +41,11 @@ class GridResult:
     maximize: bool
     planned: int
     only_best: bool
-    statement: SearchStatement
+    _statement: SearchStatement
+
+    def statement(self) -> SearchStatement:
+        """Returns the privacy cost of the search."""
+        return self._statement
 
     def summary(self, metric: str | None = None) -> list[dict[str, Any]]:
         """Mean, minimum and maximum over the repeats of each setting.
@@ -324,7 +327,7 @@ class GridResult:
                     f"{best['runs']} runs). The best of many is better by luck, "
                     "too: repeat it with other seeds before comparing."
                 )
-        lines.append(f"Privacy: {self.statement}")
+        lines.append(f"Privacy: {self._statement}")
         return "\n".join(lines)
 
     def _metric(self, metric: str | None) -> str:

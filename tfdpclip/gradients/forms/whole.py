@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdpclip._docs import TracedError
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.gradients.forms.base_form import Budget
 from tfdpclip.gradients.forms.perturbation import Perturbation
@@ -47,7 +48,7 @@ class WholeGradient(RecordGradients):
         _refuse_what_others_left(loss, found)
         self._connected = [g is not None for g in found]
         if not any(self._connected):
-            raise ValueError(
+            raise TracedError(
                 "The loss does not depend on any of the variables: "
                 f"{', '.join(v.name for v in self.variables[:5])}."
             )

@@ -134,6 +134,17 @@ _TABLE = (
         "left out no weight: loss * tf.cast(condition, loss.dtype).",
     ),
     _of(
+        """SegmentMax SegmentMaxV2 SegmentMean SegmentMin SegmentMinV2 SegmentProd
+        SegmentProdV2 SegmentSum SegmentSumV2 SparseSegmentMean SparseSegmentSqrtN
+        SparseSegmentSum UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd
+        UnsortedSegmentSum GatherV2 GatherNd ScatterNd TensorScatterAdd
+        TensorScatterUpdate SparseTensorDenseMatMul""",
+        "Its indices reach all the examples, as those of graphs that are joined to one "
+        "large graph. Pad every example's graph to one size, [batch, nodes, features], "
+        "and look up within it: messages = tf.gather(nodes, senders, batch_dims=1), "
+        "and tf.matmul(tf.one_hot(receivers, count), messages, transpose_a=True).",
+    ),
+    _of(
         "Cumsum Cumprod CumulativeLogsumexp",
         "It adds up along the batch. Add up along the entries of each example: "
         "tf.cumsum(x, axis=1).",
@@ -143,7 +154,8 @@ _TABLE = (
         Sort""",
         "It makes one number of the whole batch: a mean, a variance, the largest entry."
         " Take that of each example's own entries, as in tf.reduce_mean(x, axis=-1, "
-        "keepdims=True), or a constant. For the mean over masked sequences compile "
+        "keepdims=True) or, for a Dice loss of images, tf.reduce_sum(y * y_pred, "
+        "axis=(1, 2, 3)); or a constant. For the mean over masked sequences compile "
         "with loss=dpc.keras.PerExampleLoss(loss).",
     ),
 )
@@ -214,4 +226,12 @@ def _counts_entries(op: tf.Operation, tensor: tf.Tensor) -> bool:
     scope, weighted, _ = tensor.op.name.partition(_keras_marks.WEIGHTED_LOSS)
     within = bool(scope and weighted) and op.name.startswith(scope)
     in_loss = within or _keras_marks.COMPILED_LOSS in op.name
-    return in_loss and op.type in ("Sum", "ScatterNd")
+    return in_loss and (op.type == "ScatterNd" or op.type == "Sum" and _is_mask(op))
+
+
+def _is_mask(op: tf.Operation) -> bool:
+    """Whether an op adds up booleans, and not numbers of a loss of one's own."""
+    source = op.inputs[0].op
+    while source.type in ("Identity", "Reshape"):
+        source = source.inputs[0].op
+    return source.type == "Cast" and source.inputs[0].dtype == tf.bool

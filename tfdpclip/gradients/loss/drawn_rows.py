@@ -28,7 +28,7 @@ import tensorflow as tf
 from tfdpclip import _keras_marks, _tf_private
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
-from tfdpclip.accounting.phases import PrivacyMismatchError
+from tfdpclip.accounting.phases import TWO_NETWORKS, PrivacyMismatchError
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.graph import ops
 from tfdpclip.sampling import handed_out, uses
@@ -54,12 +54,14 @@ _PARTS = (
     "the element up for records." + _LINES + "For smaller batches, draw them: "
     "scheme.batches(data, accumulation_steps=2), with accumulation_steps=2 of the "
     "optimizer. If the step is of data that were not drawn, take no element before."
+    + TWO_NETWORKS
     + see("rows-that-fill-a-batch-up")
 )
 _TWICE = (
     "A second private step would be made of one draw, and costs more than a new draw: "
     "two steps of noise multiplier z on one draw are one step of z / sqrt(2). Take a "
     "new element for every step of every private optimizer: x, y, w = next(iterator)."
+    + TWO_NETWORKS
     + see("two-steps-on-one-draw")
 )
 _UNDEALT = (

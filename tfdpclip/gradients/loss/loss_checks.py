@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import tensorflow as tf
 
-from tfdpclip._docs import see
+from tfdpclip._docs import TracedError, see
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA, SIZE, Flow
@@ -257,7 +257,7 @@ def refuse_float16(flows: Dataflow) -> None:
     for op in flows.ops:
         for output in op.outputs:
             if output.dtype == tf.float16 and flows[output].trained:
-                raise ValueError(
+                raise TracedError(
                     "The model computes in float16 (mixed_float16), whose "
                     "gradients need loss scaling: whether a step is skipped and "
                     "how the scale moves are decided on un-noised data. Use "

@@ -14,14 +14,14 @@ from contextlib import nullcontext
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip._docs import see
+from tfdpclip._docs import TracedError, see
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA, PUBLIC, SIZE
 from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.known import static_number
 from tfdpclip.gradients.loss import loss_checks, size_uses
-from tfdpclip.gradients.loss.advice import FIX, PER_EXAMPLE, of_structure
+from tfdpclip.gradients.loss.advice import FIX, of_structure
 from tfdpclip.gradients.loss.loss_checks import BY_BATCH
 from tfdpclip.gradients.loss.misplaced_weights import refuse_weights
 from tfdpclip.gradients.loss.padding import any_present, weights_mask
@@ -378,9 +378,9 @@ class _Walker:
             f"The loss is scaled by {factor.name!r} in {op.name!r}, which depends on "
             "the data of the whole batch (a mean over the unmasked entries of a batch "
             "does this): each example's gradient would depend on the others. "
-            "Divide by a constant, or "
-            + PER_EXAMPLE
-            + FIX
+            "Divide by a constant; or each example's sum by its own number: axis=-1 in "
+            "both tf.reduce_sum, axis=(1, 2, 3) of images; or, where Keras divides by "
+            "a mask, compile with loss=dpc.keras.PerExampleLoss(loss)."
             + see("losses-that-divide-by-the-batch")
         )
 
@@ -447,7 +447,7 @@ def _examples_of(tensor: tf.Tensor, flows: Dataflow) -> tf.Tensor:
     static = tensor.shape[0]
     if static is not None:
         if static % each:
-            raise ValueError(message)
+            raise TracedError(message)
         return tf.constant(static // each)
     whole = tf.debugging.Assert(tf.equal(rows % each, 0), [message, rows])
     with tf.control_dependencies([] if whole is None else [whole]):

@@ -9,6 +9,11 @@ from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA
 
+ONE_NUMBER = (
+    "Keep one loss for each example: axis=-1 in the loss's own mean or sum, as in "
+    "tf.reduce_mean(tf.square(y - y_pred), axis=-1). Of images, add up each one's own "
+    "entries: axis=(1, 2, 3), as in Dice(axis=(1, 2, 3)), Tversky(axis=(1, 2, 3))."
+)
 _FIX = (
     "Weights multiply losses before any average: give them as sample_weight to a loss "
     "that averages each example's own entries, loss = dpc.keras.PerExampleLoss(loss), "
@@ -32,9 +37,7 @@ def refuse_weights(op: tf.Operation, flows: Dataflow) -> None:
     if losses.shape.rank == 0:
         raise LossStructureError(
             f"{op.name!r} multiplies one loss of the whole batch by the weights of its "
-            f"examples. {_FIX} Dice and Tversky are one loss for the batch by default, "
-            "and one for each image as Dice(axis=(1, 2, 3)), Tversky(axis=(1, 2, 3))."
-            + see("labels-for-each-token")
+            f"examples. {ONE_NUMBER}" + see("labels-for-each-token")
         )
     raise LossStructureError(
         f"{op.name!r} multiplies losses of shape {_shown(losses)} by weights of shape "

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._arguments import shown
+from tfdpclip._docs import TracedError
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.forms.base_form import (
     Explicit,
@@ -194,7 +195,7 @@ def op_rule(*kinds: str) -> Callable[[Callable], Callable]:
             rows = in_float(rows)
             expected = [use.output.shape[0], *shape]
             if not rows.shape.is_compatible_with(expected):
-                raise ValueError(
+                raise TracedError(
                     f"The rule {rule.__name__!r} for {use.op.type} must return "
                     f"[rows, *shape], here {expected}, got {rows.shape.as_list()}. "
                     "Sum over the broadcast axes: return use.summed(values)."

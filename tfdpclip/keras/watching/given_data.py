@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpclip import _keras_marks, _tf_private
-from tfdpclip._docs import see
+from tfdpclip._docs import TracedError, see
 from tfdpclip.gradients.loss import drawn_rows
 from tfdpclip.keras import _compat, loss_shapes
 from tfdpclip.sampling.batches import Batches
@@ -178,7 +178,7 @@ def _as_taken(data: tuple, error: Exception, batches: Batches) -> Any:
     if labelled and _TWO_OF_THREE not in str(error):
         raise error
     if batches.weighted:
-        raise ValueError(
+        raise TracedError(
             "train_step takes no weights, but the weights of these batches matter "
             "(sample_weight, class_weight, or people with few examples). "
             "Write\n"

@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
+from tfdpclip._variables import unwrapped
 from tfdpclip.gradients.graph import origins
 from tfdpclip.keras import _compat
-from tfdpclip._variables import unwrapped
 from tfdpclip.sampling.row_weights import names
 
 # Stateful ops whose results depend on their inputs and on a public vocabulary.

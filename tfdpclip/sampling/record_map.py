@@ -14,6 +14,14 @@ from tfdpclip._docs import see
 from tfdpclip.sampling import row_weights
 from tfdpclip.sampling.record_proof import RecordProof, draws_from_a_seed
 
+# The packages whose tasks preprocess records in `fit`.
+_HUBS = ("keras_hub.", "keras_nlp.")
+_PREPROCESSOR = (
+    "the preprocessor of {} works on each record alone, and its vocabulary holds no "
+    "private data"
+)
+_SEED = "the seed of the random numbers of {}, given to map, is secret"
+
 
 class RecordFunction:
     """A function of one record, traced on its own.
@@ -23,6 +31,7 @@ class RecordFunction:
     * The result for a record depends on this record, on constants and on new
       randomness: the trace holds no variable, no state, no Python and no further input.
     * Constants are no more than about one record's worth, unless declared public.
+    * The preprocessor of a task of KerasHub is trusted in both, as `assumptions` says.
 
     Args:
       function: a function of a record's parts: (x, y), or (x,).
@@ -44,11 +53,22 @@ class RecordFunction:
         self.name = name_of(function)
         self._check_arguments(function, specs)
         # Further arguments keep their defaults, in the trace's calls as well.
-        self._traced = tf.function(lambda *record: function(*record))
+        self._traced = tf.function(lambda *record: function(*_new_dicts(record)))
         self._concrete = self._traced.get_concrete_function(*specs)
         size = sum(_bytes_of(spec) for spec in tf.nest.flatten(list(specs)))
-        RecordProof(self.name, self._concrete.graph, size, population, public).run()
-        self._parts = as_parts("map", self.name, self._concrete.structured_outputs)
+        self._preprocesses = _is_preprocessor(function)
+        self.assumptions: list[str] = []
+        if self._preprocesses:
+            self.assumptions.append(_PREPROCESSOR.format(_task_of(function)))
+        else:
+            proof = RecordProof(
+                self.name, self._concrete.graph, size, population, public
+            )
+            proof.run()
+            self.assumptions += proof.assumptions
+        if draws_from_a_seed(self._concrete.graph):
+            self.assumptions.append(_SEED.format(self.name))
+        self._parts = self._parts_of(self._concrete.structured_outputs)
         for part in tf.nest.flatten(self._parts):
             self._check_output(part)
         self._given = tuple(specs)
@@ -69,11 +89,6 @@ class RecordFunction:
         )
 
     @property
-    def draws_from_a_seed(self) -> bool:
-        """Whether random numbers follow from a seed, or from a generator's state."""
-        return draws_from_a_seed(self._concrete.graph)
-
-    @property
     def specs(self) -> list[tf.TensorSpec]:
         """The specs of the result, flat and without missing parts."""
         found = [part for part in tf.nest.flatten(self._parts) if part is not None]
@@ -81,11 +96,17 @@ class RecordFunction:
 
     def __call__(self, *record: Any) -> list[tf.Tensor]:
         """The parts for one record, flat and without missing parts."""
-        parts = as_parts("map", self.name, self._concrete(*record))
+        parts = self._parts_of(self._concrete(*record))
         return [part for part in tf.nest.flatten(parts) if part is not None]
 
-    def pack(self, flat: Sequence[tf.Tensor]) -> tuple[Any, Any]:
-        """Returns (x, y) from the flat result of a call."""
+    def _parts_of(self, result: Any) -> tuple[Any, Any, Any]:
+        """(x, y, weight): a preprocessor weighs the entries (tokens) of a record."""
+        if self._preprocesses and isinstance(result, tuple) and len(result) == 3:
+            return result
+        return *as_parts("map", self.name, result), None
+
+    def pack(self, flat: Sequence[tf.Tensor]) -> tuple[Any, Any, Any]:
+        """Returns (x, y, weight) from the flat result of a call."""
         rest = iter(flat)
         leaves = tf.nest.flatten(self._parts)
         full = [None if leaf is None else next(rest) for leaf in leaves]
@@ -156,17 +177,16 @@ def on_elements(
 
     @tf.autograph.experimental.do_not_convert
     def on_element(*element):
-        x, y = apply_to_records(function, parts_of(element), element[-1], parallel)
-        return x, y, row_weights.refitted(element[-1], y)
+        x, y, w = apply_to_records(function, parts_of(element), element[-1], parallel)
+        weight = row_weights.refitted(element[-1], y)
+        return x, y, weight if w is None else weight * tf.cast(w, weight.dtype)
 
-    seeded = function.draws_from_a_seed
-    text = f"the seed of the random numbers of {function.name}, given to map, is secret"
-    return on_element, (text,) * seeded
+    return on_element, tuple(function.assumptions)
 
 
 def apply_to_records(
     function: RecordFunction, parts: tuple, weight: Any, parallel: int
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any, Any]:
     """Calls `function` with each record of an element; rows of padding stay zero."""
     is_record = row_weights.present(weight)
     static = tf.nest.flatten(weight)[0].shape[0]
@@ -270,6 +290,21 @@ def _is_named_again(part: tf.Tensor, given: tf.Tensor) -> bool:
     while part is not given and part is not None and part.op.type == "Identity":
         part = part.op.inputs[0]
     return part is given
+
+
+def _is_preprocessor(function: Callable) -> bool:
+    """Whether `fit` of a task of KerasHub maps its own preprocessor."""
+    module = getattr(function, "__module__", None) or ""
+    return name_of(function) == "preprocess_samples" and module.startswith(_HUBS)
+
+
+def _task_of(function: Callable) -> str:
+    return type(getattr(function, "__self__", None)).__name__
+
+
+def _new_dicts(record: tuple) -> tuple:
+    """The record in new containers, which a function may write to."""
+    return tf.nest.map_structure(lambda part: part, record)
 
 
 def _bytes_of(spec: tf.TensorSpec) -> int:

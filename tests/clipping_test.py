@@ -201,7 +201,7 @@ def test_a_quantile_stays_at_the_greatest_norm_counts_there_and_leaves_it(update
     assert bits.numpy().ravel().tolist() == [0.5, -0.5]
     np.testing.assert_allclose(rule.weights(tf.constant([2.6]), state).numpy(), [0.5])
     # At a bound the move does not tell the fraction.
-    assert rule.mean_fraction(rule.initial_state(), state, 20) is None
+    assert np.isnan(rule.mean_fraction(rule.initial_state(), state, 20))
     below = rule.next_state(state, tf.constant([1.0]))
     assert float(rule.clip_norm(below)) < 1.299
     # A state of a checkpoint of a rule with a greater bound: used as it is, once.

@@ -278,14 +278,111 @@ def test_an_id_without_an_entry_is_refused(layer):
     y = np.zeros(COUNT, "float32")
     loss_shapes.refuse_unknown_ids(model, (ids, y))
     ids[9, 1] = 5
-    with pytest.raises(ValueError, match=r"x holds the id 5, .*x.clip\(0, input_dim"):
+    with pytest.raises(ValueError, match=r"x (gives .* the id 5|holds a value with)"):
         loss_shapes.refuse_unknown_ids(model, (ids, y))
 
 
 def test_an_id_without_an_entry_is_an_error_before_a_draw():
     ids = np.full((COUNT, 2), 5)
-    with pytest.raises(ValueError, match="x holds the id 5"):
+    match = r"x gives layer 'embedding\w*' the id 5, .*ids 0 to 4.*IntegerLookup"
+    with pytest.raises(ValueError, match=match):
         fit((ids, np.zeros(COUNT)), of_ids(L.Embedding(5, 2)), "mse")
+
+
+class Recommender(tf.keras.Model):
+    """A subclassed model, whose layers have no `input`."""
+
+    def __init__(self, split):
+        super().__init__()
+        self.split = split
+        self.users = L.Embedding(COUNT, 4, name="users")
+        self.items = L.Embedding(7, 4, name="items")
+
+    def call(self, x):
+        user, item = self.split(x)
+        both = self.users(user) * self.items(item)
+        return tf.reduce_sum(both, -1, keepdims=True)
+
+
+# How users and items come in x, how the model takes x apart, and the name of the items.
+TWO_TABLES = {
+    "dict": (
+        lambda u, i: {"user": u, "item": i},
+        lambda x: (x["user"], x["item"]),
+        r"x\['item'\]",
+    ),
+    "tuple": (lambda u, i: (u, i), lambda x: x, r"x\[1\]"),
+    "columns": (lambda u, i: np.stack([u, i], 1), lambda x: (x[:, 0], x[:, 1]), "x"),
+    "hashed": (
+        lambda u, i: {"user": u, "item": i + 7000},
+        lambda x: (x["user"], x["item"] - 7000),
+        r"x\['item'\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", TWO_TABLES)
+def test_each_table_is_tried_on_the_ids_that_it_reads(how):
+    join, split, name = TWO_TABLES[how]
+    users, items = np.arange(COUNT), np.arange(COUNT) % 7
+    loss_shapes.refuse_unknown_ids(Recommender(split), (join(users, items),))
+    for bad in (7, -1 - 7 * KERAS_3):  # Keras 3 counts negative ids from the end.
+        items[11] = bad
+        match = f"{name} gives layer 'items' the id -?[178], .*ids 0 to 6"
+        with pytest.raises(ValueError, match=match):
+            loss_shapes.refuse_unknown_ids(Recommender(split), (join(users, items),))
+
+
+@pytest.mark.slow
+def test_two_tables_of_different_sizes_train():
+    users, items = np.arange(COUNT), np.arange(COUNT) % 7
+    x = {"user": users, "item": items}
+    model = Recommender(TWO_TABLES["dict"][1])
+    fit((x, np.zeros(COUNT, "float32")), model, "mse")
+
+
+def lookups(oov):
+    """Lookups with their records, of which only the last one has no entry."""
+    words = L.StringLookup(vocabulary=["cat", "dog"], num_oov_indices=oov)
+    yield words, np.array(["cat", "dog"] * 10 + ["secret"])
+    yield words, np.array(["cat", "dog"] * 10 + ["secret"], object)
+    numbers = L.IntegerLookup(vocabulary=[30, 50], num_oov_indices=oov)
+    yield numbers, np.array([30, 50] * 10 + [40])
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("by_column", [False, True])
+def test_a_value_outside_of_a_vocabulary_is_an_error_before_a_draw(place, by_column):
+    for oov in (0, 1):
+        lookup, values = list(lookups(oov))[place]
+        kind = "int64" if values.dtype.kind == "i" else "string"
+        inputs = tf.keras.Input((1,), dtype=kind, name="pet")
+        outputs = L.Dense(1)(L.Flatten()(L.Embedding(3, 2)(lookup(inputs))))
+        model = tf.keras.Model({"pet": inputs} if by_column else inputs, outputs)
+        for stop in (-1, None):
+            x = values[:stop, np.newaxis]
+            x = {"pet": x} if by_column else x
+            if oov or stop:
+                loss_shapes.refuse_unknown_ids(model, (x,))
+                continue
+            name = r"x\['pet'\]" if by_column else "x"
+            match = f"{name} holds a value without an entry.*_lookup.*num_oov_indices=1"
+            with pytest.raises(ValueError, match=match) as caught:
+                loss_shapes.refuse_unknown_ids(model, (x,))
+            assert "secret" not in str(caught.value)
+
+
+def test_a_vocabulary_larger_than_its_table_is_an_error_before_a_draw():
+    lookup = L.StringLookup(vocabulary=["cat", "dog", "eel"])  # Four entries.
+    for rows in (4, 3):
+        inputs = tf.keras.Input((1,), dtype="string")
+        outputs = L.Dense(1)(L.Flatten()(L.Embedding(rows, 2)(lookup(inputs))))
+        model = tf.keras.Model(inputs, outputs)
+        if rows == 4:
+            loss_shapes.refuse_unknown_ids(model, (TEXTS[:, np.newaxis],))
+            continue
+        with pytest.raises(ValueError, match="x gives layer 'embedding.* the id 3"):
+            loss_shapes.refuse_unknown_ids(model, (TEXTS[:, np.newaxis],))
 
 
 def test_records_that_a_function_changes_are_not_judged_by_their_first_numbers():

@@ -131,7 +131,7 @@ def test_nothing_runs_when_nothing_fits():
     batches, optimizer = poisson(), Optimizer(z=0.3)
     model = model_of(optimizer)
     budget = PrivacyBudget(0.5, DELTA, batches)
-    with pytest.raises(ValueError, match="room for 0 steps.*Raise noise_multiplier"):
+    with pytest.raises(ValueError, match="room for 0 steps.*raise noise_multiplier"):
         model.fit(batches, verbose=0, callbacks=[budget])
     assert optimizer.iterations.numpy() == 0
     assert batches.next_step == 0

@@ -185,6 +185,45 @@ def test_a_ledger_file_outlives_the_plan(tmp_path):
     assert again.replace(epochs=4).ledger.steps == 0
 
 
+def counted(plan, steps):
+    """The plan's ledger, with steps of the plan in it."""
+    plan.ledger.begin(noise_multiplier=plan.noise_multiplier, sampling=plan.scheme)
+    plan.ledger.record(steps)
+    return plan.ledger
+
+
+def test_a_second_plan_on_a_used_ledger_is_an_error_of_the_constructor():
+    ledger = counted(plan_of(), 4)
+    assert plan_of(ledger=ledger).ledger is ledger  # The same plan goes on.
+    for change in (dict(epsilon=5), dict(batch_size=50), dict(epochs=6)):
+        with pytest.raises(PrivacyMismatchError, match="allow_change=True to the Pr"):
+            plan_of(ledger=ledger, **change)
+        plan_of(ledger=ledger, allow_change=True, **{"epsilon": 5, **change})
+
+
+def test_a_plan_says_that_its_run_is_finished(tmp_path):
+    path = tmp_path / "ledger.json"
+    plan = plan_of(ledger=path)
+    assert not plan.finished
+    counted(plan, plan.steps - 1)
+    assert not plan.finished and not plan_of(ledger=path).finished
+    plan.ledger.record(1)
+    assert plan.finished and plan_of(ledger=path).finished
+    after = plan_of(epsilon=5, batch_size=50, ledger=path, allow_change=True)
+    assert not after.finished
+
+
+@pytest.mark.slow
+def test_a_finished_job_that_starts_again_is_told_so(tmp_path):
+    path = tmp_path / "ledger.json"
+    trained(plan_of(ledger=path))
+    again = plan_of(ledger=path)
+    match = "the run is finished: load the model .*'if not plan.finished:'"
+    with pytest.raises(ValueError, match=match):
+        trained(again)
+    assert again.finished
+
+
 @pytest.mark.slow
 def test_a_plan_after_other_phases_is_within_one_budget_with_them(tmp_path):
     """A new epsilon, rate and clip on an old ledger; the same plan after a kill."""

@@ -40,9 +40,15 @@ def test_the_unclipped_fraction_is_that_of_the_epoch(update, start, fraction):
     assert logs["noise_stddev"] == [0, 0]
 
 
-def test_a_clip_norm_at_its_least_tells_no_fraction():
-    logs, _ = logged(dpc.QuantileClip(0.4, 50.0, learning_rate=0.1, minimum_norm=49.0))
-    assert logs["clip_norm"][-1] == 49 and "unclipped_fraction" not in logs
+@pytest.mark.parametrize(
+    ("start", "bound"), [(50.0, {"minimum_norm": 37.0}), (0.5, {"maximum_norm": 0.65})]
+)
+def test_a_clip_norm_at_its_bound_tells_no_fraction_in_no_shorter_log(start, bound):
+    """Of an epoch of 4 steps, each moves C by 6 % down, or by 4 % up."""
+    logs, _ = logged(dpc.QuantileClip(0.4, start, learning_rate=0.1, **bound))
+    assert logs["clip_norm"][-1] == pytest.approx(*bound.values())
+    first, last = logs["unclipped_fraction"]
+    assert first == pytest.approx(float(start > 2), abs=1e-4) and np.isnan(last)
 
 
 def test_the_fraction_is_the_noised_one():

@@ -1,11 +1,13 @@
 """`Batches.map`: each record in gives one record out, for every function."""
 
+import importlib.util
 import inspect
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdpclip as dpc
 from tests import stack
 from tfdpclip import accounting, sampling
 from tfdpclip.sampling import provenance, record_map, refusals
@@ -152,21 +154,143 @@ class TestRecords:
         table = np.random.default_rng(0).random((_RECORDS + 1, 2), np.float32)
         kept = tf.constant(table)
         variable = tf.Variable(table)
-        words = tf.lookup.StaticHashTable(
-            tf.lookup.KeyValueTensorInitializer(
-                tf.range(1, 61, dtype=tf.int64), tf.range(60, dtype=tf.int64)
-            ),
-            -1,
-        )
         for function, public in (
             (lambda x, y: (tf.gather(table, y), y), table),
             (lambda x, y: (tf.gather(kept, y), y), kept),
             (lambda x, y: (tf.gather(variable, y), y), variable),
-            (lambda x, y: (x, words.lookup(y)), words),
         ):
             with pytest.raises(ValueError, match="public="):
                 _batches().map(function)
             next(iter(_batches().map(function, public=[public])))
+
+    def test_a_function_may_write_into_its_dict(self):
+        """As functions of `tf.data.Dataset.map` may."""
+
+        def encode(x, y):
+            x["sum"] = x["a"] + x.pop("b")
+            del x["a"]
+            return x, y
+
+        ones = np.ones(4, "float32")
+        batches = sampling.FullBatch().batches(({"a": ones, "b": 2 * ones}, ones))
+        x, _, _ = next(iter(batches.map(encode)))
+        assert list(x) == ["sum"] and x["sum"].numpy().tolist() == [3.0] * 4
+
+
+WORDS = np.array(["a cat", "a dog", "an eel"] * 20)
+
+
+def vectorizers():
+    layers = tf.keras.layers
+    table = tf.lookup.KeyValueTensorInitializer(["a cat", "a dog"], [1, 2])
+    static = tf.lookup.StaticHashTable(table, 0)
+    mutable = tf.lookup.experimental.MutableHashTable(tf.string, tf.int32, 0)
+    mutable.insert(tf.constant(["a cat", "a dog"]), tf.constant([1, 2]))
+    adapted = layers.TextVectorization(output_sequence_length=2)
+    adapted.adapt(["a cat", "a dog"])
+    return {
+        "table": static.lookup,
+        "mutable table": mutable.lookup,
+        "vocabulary": layers.StringLookup(vocabulary=["a cat", "a dog"]),
+        "TextVectorization": layers.TextVectorization(
+            vocabulary=["cat", "dog"], output_sequence_length=2
+        ),
+        "adapted": adapted,
+    }
+
+
+@pytest.mark.parametrize("name", vectorizers())
+def test_a_lookup_that_nobody_writes_to_is_public(name):
+    function = vectorizers()[name]
+    shape = [2] * (function(tf.constant(WORDS)).shape.rank - 1)
+    mapped = sampling.FullBatch().batches((WORDS, np.arange(60)))
+    mapped = mapped.map(lambda x, y: (tf.ensure_shape(function(x), shape), y))
+    x, _, _ = next(iter(mapped))
+    np.testing.assert_array_equal(x, function(tf.constant(WORDS)))
+    assert "vocabularies) that the function, given to map" in mapped.assumptions[0]
+
+
+def test_a_variable_may_be_declared_beside_a_lookup():
+    lookup, scale = vectorizers()["vocabulary"], tf.Variable(2.0)
+    batches = sampling.FullBatch().batches((WORDS, np.arange(60)))
+
+    def encode(x, y):
+        return tf.cast(lookup(x), tf.float32) * scale, y
+
+    with pytest.raises(ValueError, match=r"public=\[variable\]"):
+        batches.map(encode)
+    next(iter(batches.map(encode, public=[scale])))
+
+
+class Task:
+    """A task of KerasHub, as far as `fit` maps its preprocessor."""
+
+    def preprocess_samples(self, x, y=None, sample_weight=None):
+        tokens = tf.gather(np.arange(1000) % 7, tf.strings.length(x) + [0, 1, 2])
+        return {"tokens": tokens}, tokens[1:], tf.constant([True, False])
+
+    preprocess_samples.__module__ = "keras_hub.src.models.task"
+
+
+def test_the_preprocessor_of_a_task_runs_and_is_an_assumption():
+    """Its vocabulary may be large, and it weighs the tokens of each text."""
+    mapped = sampling.Poisson(0.5).batches(WORDS).map(Task().preprocess_samples)
+    assert "preprocessor of Task works on each record" in mapped.assumptions[0]
+    for x, y, weights in mapped:
+        assert x["tokens"].shape[1] == 3 and y.shape == weights.shape
+        real = x["tokens"].numpy().any(axis=1)
+        np.testing.assert_array_equal(weights, real[:, None] * [1.0, 0.0])
+
+
+HUB = stack.KERAS_3 and importlib.util.find_spec("keras_hub") is not None
+
+
+def text_classifier(models):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "dog", "eel"]
+    tokenizer = models.BertTokenizer(words + [f"word{i}" for i in range(200)])
+    backbone = models.BertBackbone(209, 1, 2, 8, 16, max_sequence_length=8, dropout=0)
+    preprocessor = models.BertTextClassifierPreprocessor(tokenizer, sequence_length=8)
+    task = models.BertTextClassifier(
+        backbone=backbone, num_classes=3, preprocessor=preprocessor
+    )
+    return task, (WORDS, np.arange(60) % 3)
+
+
+def language_model(models):
+    symbols = ["<|endoftext|>", "Ġ", "an", *"acdegilnot"]
+    tokenizer = models.GPT2Tokenizer({s: k for k, s in enumerate(symbols)}, ["a n"])
+    backbone = models.GPT2Backbone(
+        len(symbols), 1, 2, 8, 16, max_sequence_length=8, dropout=0
+    )
+    preprocessor = models.GPT2CausalLMPreprocessor(tokenizer, sequence_length=8)
+    return models.GPT2CausalLM(backbone=backbone, preprocessor=preprocessor), WORDS
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HUB, reason="keras_hub is not installed")
+@pytest.mark.parametrize("make", [text_classifier, language_model])
+@pytest.mark.parametrize("physical", [None, 8])
+def test_a_task_of_keras_hub_is_fitted_on_texts(make, physical):
+    import keras_hub
+
+    task, data = make(keras_hub.models)
+    plan = dpc.keras.PrivacyPlan(
+        8, 1e-3, examples=60, batch_size=20, epochs=1, physical_batch_size=physical
+    )
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0)
+    task.compile(optimizer, dpc.keras.PerExampleLoss(loss), weighted_metrics=[])
+    batches = plan.batches(data)
+    task.fit(batches, verbose=0, callbacks=plan.callbacks)
+    assert "preprocessor of " in str(plan.statement())
+    # The elements are what the preprocessor makes of each text.
+    x, _, weights = next(iter(batches.map(task.preprocess_samples)))
+    count = int((weights.numpy().reshape(len(weights), -1) > 0).any(axis=1).sum())
+    texts = next(iter(sampling.FullBatch().batches(WORDS)))[0]
+    expected = task.preprocessor(texts)
+    expected = expected[0] if isinstance(expected, tuple) else expected
+    rows = {tuple(row) for row in np.array(expected["token_ids"])}
+    assert {tuple(row) for row in x["token_ids"].numpy()[:count]} <= rows
 
 
 _X, _Y = _numbered()
@@ -248,7 +372,7 @@ class TestWholeBatches:
     @pytest.mark.slow
     def test_are_an_assumption(self):
         batches = _batches().map_batches(lambda x, y: (x[::-1], y))
-        assert "the function, which is believed to keep" in batches.assumptions[0]
+        assert "the function, which is assumed to keep" in batches.assumptions[0]
         assert batches.map(lambda x, y: (x, y)).repeat().assumptions
         assert not _batches().assumptions
 

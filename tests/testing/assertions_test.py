@@ -177,3 +177,24 @@ def test_what_cannot_be_judged_is_refused():
 
 def test_isolated_model_passes():
     testing.assert_isolated(model_of(), *data())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_labels_of_each_token_get_weights_as_of_drawn_batches(one_hot):
+    x = np.random.default_rng(0).normal(size=(9, 6, 4)).astype("float32")
+    y = np.arange(54).reshape(9, 6) % 3
+    losses = tf.keras.losses
+    loss = losses.SparseCategoricalCrossentropy(from_logits=True)
+    if one_hot:
+        y, loss = (
+            np.eye(3, dtype="float32")[y],
+            losses.CategoricalCrossentropy(from_logits=True),
+        )
+    model = tf.keras.Sequential([tf.keras.Input((6, 4)), tf.keras.layers.Dense(3)])
+    optimizer = dpc.keras.DPSGD(
+        0.1, clip=0.01, noise_multiplier=0.5, expected_batch_size=9
+    )
+    model.compile(optimizer, dpc.keras.PerExampleLoss(loss))
+    dpc.testing.assert_exact(model, (x, y))
+    dpc.testing.assert_sensitivity(model, (x, y))

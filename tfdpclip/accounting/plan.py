@@ -101,6 +101,28 @@ class BudgetPlan(ShownAsText, abc.ABC):
         if phases and not self._runs_in(phases[-1]):
             self._before = phases
             self.noise_multiplier = self._least_noise()
+        elif not any(map(self._runs_in, self.ledger.phases)):
+            self._refuse_other_phases()
+
+    def _refuse_other_phases(self) -> None:
+        """Raises if `fit` would refuse this plan after the ledger's last phase."""
+        for last in self.ledger.phases[-1:]:
+            # The plan does not know the clip, the seed and the place of the draws.
+            told = {
+                name: getattr(last, name) for name in ("clip", "seeded", "observed")
+            }
+            planned = dataclasses.replace(self._planned(), **told)
+            last.check_continued(planned, self._allow_change)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all planned steps have run, as the ledger counts them.
+
+        A job that may be started again after its end loads the model that it saved, and
+        trains `if not plan.finished`.
+        """
+        before = sum(phase.steps for phase in self._before)
+        return self.ledger.steps - before >= self.steps
 
         self._complete = True
 

@@ -165,7 +165,10 @@ class ClipRule(abc.ABC):
         return state
 
     def mean_fraction(self, before: Any, after: Any, steps: int) -> float | None:
-        """The mean of the noised fractions of several steps, if the state tells.
+        """The mean of the noised fractions of several steps.
+
+        NaN if the states do not tell it, as at the least clip norm; None if the rule
+        never tells.
 
         Args:
           before: C_t before the first of these steps.

@@ -228,17 +228,16 @@ class QuantileClip(ClipRule):
         if isinstance(self.target_quantile, Schedule):
             return None
         first, last = (float(self.clip_norm(state)) for state in (before, after))
-        if min(first, last) <= 1.0001 * self.minimum_norm:
-            return None
         most = math.inf if self.maximum_norm is None else self.maximum_norm
-        if max(first, last) >= 0.9999 * most:
-            return None
+        low, high = 1.0001 * self.minimum_norm, 0.9999 * most
+        if steps < 1 or min(first, last) <= low or max(first, last) >= high:
+            return math.nan
         moved = first - last
         if self.update == "geometric":
             moved = math.log(first / last)
         mean = self.target_quantile + moved / (self.learning_rate * steps)
         # Outside of this range a checkpoint or a bound of the norm moved C.
-        return mean if -1e-3 <= mean <= 1.001 else None
+        return mean if -1e-3 <= mean <= 1.001 else math.nan
 
     def count_stddevs(
         self, records_per_step: float, private: bool = True

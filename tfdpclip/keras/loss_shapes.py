@@ -12,10 +12,8 @@ from tfdpclip import _keras_marks
 from tfdpclip._docs import see
 from tfdpclip.keras import _compat
 from tfdpclip.keras.per_example_loss import PerExampleLoss
+from tfdpclip.keras.table_reads import refuse_missing_rows
 from tfdpclip.sampling.row_weights import names
-
-# The layers that fail on an id without an entry.
-_OF_IDS = (tf.keras.layers.Embedding, tf.keras.layers.CategoryEncoding)
 
 
 def refuse_misfit(model: Any, specs: Iterable[Any]) -> None:
@@ -153,7 +151,7 @@ def refuse_unknown_ids(model: Any, arrays: tuple | None) -> None:
     """Raises ValueError for a class or an id on which a step would fail.
 
     Such a failure ends training when the record is drawn, and so reveals the record.
-    The smallest and the largest numbers are tried, before any draw.
+    The smallest and the largest labels, and all ids, are tried before any draw.
 
     Args:
       model: a compiled model.
@@ -162,19 +160,7 @@ def refuse_unknown_ids(model: Any, arrays: tuple | None) -> None:
     """
     if arrays is None:
         return
-    inputs = list(_inputs(model, arrays[0])) if _layers_of_ids(model) else []
-    for layer in _layers_of_ids(model):
-        for tensor, name, ids in inputs:
-            if getattr(layer, "input", None) is not tensor:
-                continue
-            if bad := _bad_number(layer, ids):
-                raise ValueError(
-                    f"data: {name} holds the id {bad}, on which layer {layer.name!r} "
-                    "fails. A draw of this record would end training, and so reveal "
-                    "the record. Give the layer room for all ids, from 0 "
-                    f"(input_dim, or num_tokens), or cut the ids, {name}.clip(0, "
-                    "input_dim - 1)." + see("numbers-out-of-range")
-                )
+    refuse_missing_rows(model, arrays[0])
     for loss, output, name, labels in _losses(model, arrays[1:2]):
         if output is None or not _is_keras_loss(loss):
             continue
@@ -264,10 +250,6 @@ def _fails(function: Callable, number: Any, rank: int) -> bool:
     except Exception:  # Keras reports errors of the user's loss better.
         return False
     return False
-
-
-def _layers_of_ids(model: Any) -> list[Any]:
-    return [one for one in getattr(model, "layers", ()) if isinstance(one, _OF_IDS)]
 
 
 def _inputs(model: Any, x: Any) -> Iterator[tuple[Any, str, Any]]:

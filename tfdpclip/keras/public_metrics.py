@@ -12,8 +12,8 @@ class PublicMetrics:
 
     *Formal guarantees*: all metrics are functions of released values and public
     settings. The fraction of unclipped records is the mean of the *noised* fractions,
-    computed from the movement of the clip norm; it is left out where the movement does
-    not determine it.
+    computed from the movement of the clip norm; it is NaN where the movement does not
+    determine it, so that all epochs have the same metrics.
 
     Args:
       optimizer: the optimizer that trains.
@@ -51,7 +51,7 @@ class PublicMetrics:
 
     def _unclipped(self) -> float | None:
         now = self._position()
-        if now is None or self._start is None or now[1] <= self._start[1]:
+        if now is None or self._start is None:
             return None
         rule, steps = self._optimizer.clip, now[1] - self._start[1]
         return rule.mean_fraction(self._start[0], now[0], steps)

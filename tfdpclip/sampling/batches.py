@@ -425,8 +425,8 @@ class Batches(tf.data.Dataset):
         * The result for a record depends on this record, on constants and on new
           randomness, independent for each record and each iteration, also with
           `tf.random.set_seed` (not with a `seed` of these batches). A function that
-          reads or writes variables, tables, data sets or a second record, or calls
-          Python, is refused.
+          reads or writes variables, data sets or a second record, writes to tables, or
+          calls Python, is refused. Tables that are only looked up become an assumption.
         * Constants (of more than 16 elements) hold no more than about one record's
           worth together, and not a row for each record, unless listed in `public`. You
           must make sure that constants come from public data.
@@ -437,8 +437,8 @@ class Batches(tf.data.Dataset):
             for small records.
           deterministic: As for any data set; the order is kept in any case.
           name: Not used.
-          public: Large arrays and tensors, and variables and tables, that `map_func`
-            may read, all without private data in them.
+          public: Large arrays and tensors, and variables, that `map_func` may read, all
+            without private data in them.
 
         Raises:
           ValueError: If the function cannot be shown to map single records, or does

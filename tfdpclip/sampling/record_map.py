@@ -20,6 +20,14 @@ from tfdpclip.sampling.record_proof import (
     repeats_numbers,
 )
 
+# The packages whose tasks preprocess records in `fit`.
+_HUBS = ("keras_hub.", "keras_nlp.")
+_PREPROCESSOR = (
+    "the preprocessor of {} works on each record alone, and its vocabulary holds no "
+    "private data"
+)
+_SEED = "the seed of the random numbers of {}, given to map, is secret"
+
 
 class RecordFunction:
     """A function of one record, traced on its own.
@@ -29,6 +37,7 @@ class RecordFunction:
     * The result for a record depends on this record, on constants and on new
       randomness: the trace holds no variable, no state, no Python and no further input.
     * Constants are no more than about one record's worth, unless declared public.
+    * The preprocessor of a task of KerasHub is trusted in both, as `assumptions` says.
 
     Args:
       function: a function of a record's parts: (x, y), or (x,).
@@ -50,11 +59,22 @@ class RecordFunction:
         self.name = name_of(function)
         self._check_arguments(function, specs)
         # Further arguments keep their defaults, in the trace's calls as well.
-        self._traced = tf.function(lambda *record: function(*record))
+        self._traced = tf.function(lambda *record: function(*_new_dicts(record)))
         self._concrete = self._traced.get_concrete_function(*specs)
         size = sum(_bytes_of(spec) for spec in tf.nest.flatten(list(specs)))
-        RecordProof(self.name, self._concrete.graph, size, population, public).run()
-        self._parts = as_parts("map", self.name, self._concrete.structured_outputs)
+        self._preprocesses = _is_preprocessor(function)
+        self.assumptions: list[str] = []
+        if self._preprocesses:
+            self.assumptions.append(_PREPROCESSOR.format(_task_of(function)))
+        else:
+            proof = RecordProof(
+                self.name, self._concrete.graph, size, population, public
+            )
+            proof.run()
+            self.assumptions += proof.assumptions
+        if draws_from_a_seed(self._concrete.graph):
+            self.assumptions.append(_SEED.format(self.name))
+        self._parts = self._parts_of(self._concrete.structured_outputs)
         for part in tf.nest.flatten(self._parts):
             self._check_output(part)
         self._given = tuple(specs)
@@ -75,9 +95,9 @@ class RecordFunction:
         )
 
     @property
-    def graph(self) -> tf.Graph:
-        """The graph of the trace."""
-        return self._concrete.graph
+    def repeats_numbers(self) -> bool:
+        """Whether the trace has the same random numbers in every iteration."""
+        return repeats_numbers(self._concrete.graph)
 
     @property
     def specs(self) -> list[tf.TensorSpec]:
@@ -87,11 +107,17 @@ class RecordFunction:
 
     def __call__(self, *record: Any) -> list[tf.Tensor]:
         """The parts for one record, flat and without missing parts."""
-        parts = as_parts("map", self.name, self._concrete(*record))
+        parts = self._parts_of(self._concrete(*record))
         return [part for part in tf.nest.flatten(parts) if part is not None]
 
-    def pack(self, flat: Sequence[tf.Tensor]) -> tuple[Any, Any]:
-        """Returns (x, y) from the flat result of a call."""
+    def _parts_of(self, result: Any) -> tuple[Any, Any, Any]:
+        """(x, y, weight): a preprocessor weighs the entries (tokens) of a record."""
+        if self._preprocesses and isinstance(result, tuple) and len(result) == 3:
+            return result
+        return *as_parts("map", self.name, result), None
+
+    def pack(self, flat: Sequence[tf.Tensor]) -> tuple[Any, Any, Any]:
+        """Returns (x, y, weight) from the flat result of a call."""
         rest = iter(flat)
         leaves = tf.nest.flatten(self._parts)
         full = [None if leaf is None else next(rest) for leaf in leaves]
@@ -162,11 +188,11 @@ def on_elements(
 
     @tf.autograph.experimental.do_not_convert
     def on_element(*element):
-        x, y = apply_to_records(function, parts_of(element), element[-1], parallel)
-        return x, y, row_weights.refitted(element[-1], y)
+        x, y, w = apply_to_records(function, parts_of(element), element[-1], parallel)
+        weight = row_weights.refitted(element[-1], y)
+        return x, y, weight if w is None else weight * tf.cast(w, weight.dtype)
 
-    seeded = draws_from_a_seed(function.graph)
-    if repeats_numbers(function.graph):
+    if function.repeats_numbers:
         warnings.warn(
             f"map: {function.name} draws random numbers from a seed, and every "
             "iteration begins them anew: each epoch has the same numbers. Leave seed= "
@@ -174,8 +200,7 @@ def on_elements(
             + see("batches-that-are-transformed"),
             stacklevel=3,
         )
-    text = f"the seed of the random numbers of {function.name}, given to map, is secret"
-    return on_element, (text,) * seeded
+    return on_element, tuple(function.assumptions)
 
 
 def mapped(data: tf.data.Dataset, on_element: Callable, seed: int | None) -> Any:
@@ -205,7 +230,7 @@ def fresh_numbers(seed: int | None) -> contextlib.AbstractContextManager[None]:
 
 def apply_to_records(
     function: RecordFunction, parts: tuple, weight: Any, parallel: int
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any, Any]:
     """Calls `function` with each record of an element; rows of padding stay zero."""
     is_record = row_weights.present(weight)
     static = tf.nest.flatten(weight)[0].shape[0]
@@ -309,6 +334,21 @@ def _is_named_again(part: tf.Tensor, given: tf.Tensor) -> bool:
     while part is not given and part is not None and part.op.type == "Identity":
         part = part.op.inputs[0]
     return part is given
+
+
+def _is_preprocessor(function: Callable) -> bool:
+    """Whether `fit` of a task of KerasHub maps its own preprocessor."""
+    module = getattr(function, "__module__", None) or ""
+    return name_of(function) == "preprocess_samples" and module.startswith(_HUBS)
+
+
+def _task_of(function: Callable) -> str:
+    return type(getattr(function, "__self__", None)).__name__
+
+
+def _new_dicts(record: tuple) -> tuple:
+    """The record in new containers, which a function may write to."""
+    return tf.nest.map_structure(lambda part: part, record)
 
 
 def _bytes_of(spec: tf.TensorSpec) -> int:

@@ -56,14 +56,12 @@ _CALLS = frozenset(
     )
 )
 _HARMLESS = frozenset(("Assert", "Placeholder", "PrintV2", "StringFormat"))
-_READS = frozenset(
-    (
-        "LookupTableFindV2",
-        "LookupTableSizeV2",
-        "ReadVariableOp",
-        "ResourceGather",
-        "ResourceGatherNd",
-    )
+_READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd"))
+# Reads of a vocabulary or a list, which is public if nothing writes to it.
+_LOOKUPS = frozenset(("LookupTableFindV2", "LookupTableSizeV2"))
+_VOCABULARY = (
+    "the tables (vocabularies) that {}, given to map, looks up hold no private data, "
+    "and nothing writes to them"
 )
 _PYTHON = frozenset(("EagerPyFunc", "PyFunc", "PyFuncStateless"))
 _FILES = frozenset(("MatchingFiles", "ReadFile"))
@@ -79,6 +77,8 @@ class RecordProof:
         self._limit = _SLACK + min(record_bytes, _MOST_BYTES)
         self._handles, self._values = _declared(public)
         self._definition = graph.as_graph_def()
+        #: Assumptions of a statement, after `run`.
+        self.assumptions: list[str] = []
 
     def run(self) -> None:
         """Raises ValueError if the trace may depend on more than a single record."""
@@ -87,6 +87,8 @@ class RecordProof:
             self._check_node(function, node, declared_resources)
         self._check_files()
         self._check_constants()
+        if any(node.op in _LOOKUPS for _, node in self._nodes()):
+            self.assumptions.append(_VOCABULARY.format(self._name))
 
     def _refuse(self, why: str, fix: str) -> None:
         raise ValueError(
@@ -102,15 +104,17 @@ class RecordProof:
                 yield function.signature.name, node
 
     def _check_captures(self) -> bool:
-        """Returns whether variables and tables were declared public."""
+        """Returns whether variables were declared public."""
         known = unknown = False
-        for outside, _ in self._graph.captures:
+        for outside, inside in self._graph.captures:
             if not _tf_private.is_eager(outside):
                 self._refuse(
                     f"uses the tensor {outside.name!r} of the function around it",
                     "Call map() outside of tf.function.",
                 )
             if outside.dtype == tf.resource:
+                if {op.type for op in inside.consumers()} <= _LOOKUPS:
+                    continue
                 found = any(outside is handle for handle in self._handles)
                 known, unknown = known or found, unknown or not found
             elif outside.dtype == tf.variant:
@@ -142,7 +146,8 @@ class RecordProof:
                 f"reads a second data set ({op})",
                 "Put a record's data into the record, before sampling.",
             )
-        if _touches_resource(definition, node) and op not in _CALLS | _GENERATORS:
+        harmless = _CALLS | _GENERATORS | _LOOKUPS
+        if _touches_resource(definition, node) and op not in harmless:
             if not (declared and op in _READS):
                 self._refuse(
                     f"reads or writes a variable or a table ({op})",
@@ -152,7 +157,7 @@ class RecordProof:
                 )
             return
         if definition.is_stateful and op not in (
-            _RANDOM | _GENERATORS | _CALLS | _HARMLESS | _FILES | _READS
+            _RANDOM | _GENERATORS | _CALLS | _HARMLESS | _FILES | _READS | _LOOKUPS
         ):
             self._refuse(
                 f"has state or effects outside of the function ({op})",
@@ -204,7 +209,7 @@ class RecordProof:
                 yield tf.make_ndarray(node.attr["value"].tensor)
         for outside, _ in self._graph.captures:
             if outside.dtype not in (tf.resource, tf.variant):
-                yield outside.numpy()
+                yield np.asarray(outside.numpy())
 
     def _is_public(self, value: np.ndarray) -> bool:
         for declared in self._values:

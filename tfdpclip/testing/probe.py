@@ -15,6 +15,7 @@ from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.keras import _compat
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
 from tfdpclip.noise import GaussianNoise
+from tfdpclip.sampling import row_weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,6 +216,15 @@ def as_batches(batch: Any, pieces: int) -> list[tuple[Any, Any, np.ndarray]]:
             "physical batches (accumulation_steps of the optimizer)."
         )
     weight = np.ones(size, np.float32) if weight is None else np.asarray(weight)
+    if y is not None and weight.ndim == 1:
+        # The axes that weights of drawn batches have.
+        specs = [
+            tf.nest.map_structure(lambda a: tf.TensorSpec(a.shape, a.dtype), part)
+            for part in (weight, y)
+        ]
+        fitted = row_weights.fitted(*specs)
+        if not tf.nest.is_nested(fitted):
+            weight = weight.reshape([-1, *fitted.shape[1:]])
     rows = size // pieces
     cut = [slice(i * rows, (i + 1) * rows) for i in range(pieces)]
     return [

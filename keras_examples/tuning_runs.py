@@ -126,8 +126,11 @@ class _Cosine(tf.keras.callbacks.Callback):
 def balancing_weights(task: Task) -> dict[int, float]:
     """Weights with which every class counts alike: public, as the shares are here."""
     labels = task.train[1]
-    if labels.ndim == 2 and labels.shape[1] > 1 or labels.dtype.kind == "f" and (
-        set(np.unique(labels)) - {0.0, 1.0}
+    if (
+        labels.ndim == 2
+        and labels.shape[1] > 1
+        or labels.dtype.kind == "f"
+        and (set(np.unique(labels)) - {0.0, 1.0})
     ):
         raise ValueError(f"task {task.name} has no classes for class_weight.")
     counts = np.bincount(labels.reshape(-1).astype(int))
@@ -178,9 +181,7 @@ class Trainer:
         """
         started = time.monotonic()
         self._model.set_weights(self._task.build(seed).get_weights())
-        for variable, value in zip(
-            self._optimizer.variables, self._fresh, strict=True
-        ):
+        for variable, value in zip(self._optimizer.variables, self._fresh, strict=True):
             variable.assign(value)
         rate = learning_rate or self._cell.learning_rate
         self._optimizer.learning_rate = rate
@@ -267,9 +268,7 @@ def train_by_plan(task: Task, epsilon: float, seed: int) -> Run:
     plan, model = _plan(task, epsilon), task.build(seed)
     rate = tf.keras.optimizers.schedules.CosineDecay(_rule(plan, model), plan.steps)
     optimizer = plan.optimizer(dpc.keras.DPSGD, rate, momentum=MOMENTUM)
-    model.compile(
-        optimizer, task.loss(), steps_per_execution=plan.steps_per_execution
-    )
+    model.compile(optimizer, task.loss(), steps_per_execution=plan.steps_per_execution)
     model.fit(
         plan.batches(task.train),
         epochs=plan.epochs,

@@ -173,9 +173,9 @@ def _speeches(name: str, data_dir: str | None) -> Task:
 
 
 def _characters(name: str, data_dir: str | None) -> Task:
-    train, test = plays.next_characters(data_dir, 16)
+    train, test = plays.next_characters(data_dir, 12)
     symbols = len(plays.ALPHABET)
-    return Task(name, "text", train, test, models.lstm(16, symbols, 16, symbols))
+    return Task(name, "text", train, test, models.lstm(12, symbols, 16, symbols))
 
 
 def _series(name: str, data_dir: str | None) -> Task:

@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -114,13 +114,15 @@ class Study:
                         yield {**about, "what": way, **row}
             tf.keras.backend.clear_session()
 
-    def _run(self, place: list, train: Callable[[], tuning_runs.Run]) -> dict[str, Any]:
+    def _run(self, task, place: list, train) -> dict[str, Any]:
+        """The result of a run, measured or known, of the task as it is now."""
+        place = [task.name, task.signature, *place]
         return self.trials.get(place, lambda: dataclasses.asdict(train()))
 
     def _plain(self, task) -> Iterator[dict[str, Any]]:
         for seed in range(self.used.seeds):
             train = functools.partial(tuning_runs.train_plainly, task, seed)
-            yield {"seed": seed, **self._run([task.name, "plain", seed], train)}
+            yield {"seed": seed, **self._run(task, ["plain", seed], train)}
 
     def _grid(self, task) -> Iterator[dict[str, Any]]:
         def traced(cell: Cell) -> Cell:
@@ -128,26 +130,30 @@ class Study:
 
         for epsilon in self.used.epsilons:
             for shared, cells in itertools.groupby(self.used.cells, traced):
-                make = functools.cache(
-                    functools.partial(tuning_runs.Trainer, task, epsilon, shared)
-                )
+                trainer = functools.partial(tuning_runs.Trainer, task, epsilon, shared)
+                # Made for the first run that is not known.
+                trainer = functools.cache(trainer)
                 for cell, seed in itertools.product(cells, range(self.used.seeds)):
                     fields = dataclasses.asdict(cell)
-                    place = [task.name, "grid", epsilon, *fields.values(), seed]
-                    rate = cell.learning_rate
-                    run = self._run(place, lambda: make().run(seed, rate))  # noqa: B023
+                    place = ["grid", epsilon, *fields.values(), seed]
+                    train = functools.partial(_trained, trainer, cell, seed)
+                    run = self._run(task, place, train)
                     yield {"epsilon": epsilon, **fields, "seed": seed, **run}
 
     def _plan(self, task) -> Iterator[dict[str, Any]]:
         for epsilon in self.used.epsilons:
             chosen = tuning_runs.plan_settings(task, epsilon)
             for seed in range(self.used.seeds):
-                place = [task.name, "plan", epsilon, *chosen.items(), seed]
+                place = ["plan", epsilon, *chosen.items(), seed]
                 train = functools.partial(
                     tuning_runs.train_by_plan, task, epsilon, seed
                 )
-                run = self._run(place, train)
+                run = self._run(task, place, train)
                 yield {"epsilon": epsilon, **chosen, "seed": seed, **run}
+
+
+def _trained(trainer, cell: Cell, seed: int) -> tuning_runs.Run:
+    return trainer().run(seed, cell.learning_rate)
 
 
 def run(used: Settings) -> programs.Outcome:

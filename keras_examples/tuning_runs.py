@@ -123,16 +123,14 @@ class _Cosine(tf.keras.callbacks.Callback):
         optimizer.learning_rate = self.first * 0.5 * (1 + math.cos(math.pi * share))
 
 
-def balancing_weights(task: Task) -> dict[int, float]:
-    """Weights with which every class counts alike: public, as the shares are here."""
+def balancing_weights(task: Task) -> dict[int, float] | None:
+    """The weights with which all classes count alike; None for a task without classes.
+
+    The counts of these classes are public: the data are.
+    """
     labels = task.train[1]
-    if (
-        labels.ndim == 2
-        and labels.shape[1] > 1
-        or labels.dtype.kind == "f"
-        and (set(np.unique(labels)) - {0.0, 1.0})
-    ):
-        raise ValueError(f"task {task.name} has no classes for class_weight.")
+    if task.metric == "R2" or labels.shape[1:] > (1,):
+        return None
     counts = np.bincount(labels.reshape(-1).astype(int))
     return {k: len(labels) / (len(counts) * c) for k, c in enumerate(counts)}
 

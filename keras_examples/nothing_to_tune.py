@@ -107,6 +107,7 @@ class Study:
                 "kind": task.kind,
                 "task": name,
                 "metric": task.metric,
+                "examples": task.examples,
             }
             for way in WAYS:
                 if way in self.used.what:

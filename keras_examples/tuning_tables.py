@@ -16,6 +16,7 @@ Row = Mapping[str, Any]
 CELL = ("clip", "optimizer", "learning_rate", "batch_size", "epochs", "decay")
 CELL += ("weighted",)
 _PLACE = ("task", "epsilon")
+_ABOUT = ("half", "kind", "task", "metric", "examples")
 
 
 def _by(rows: Iterable[Row], names: Sequence[str]) -> dict[tuple, list[Row]]:
@@ -91,7 +92,7 @@ def gaps(rows: Sequence[Row]) -> list[dict[str, Any]]:
             ).items()
         }
         planned = _scores(row for row in part if row["what"] == "plan")
-        row = {name: part[0][name] for name in ("half", "kind", "task", "metric")}
+        row = {name: part[0][name] for name in _ABOUT}
         row |= {"epsilon": epsilon, "plain": math.nan, "runs": len(planned)}
         if task in plain:
             row["plain"] = float(_scores(plain[task]).mean())
@@ -218,6 +219,7 @@ def page(table: Sequence[Row], rows: Sequence[Row]) -> str:
     tasks = {
         "half": "half",
         "task": "task",
+        "examples": "records",
         "metric": "score, %",
         "epsilon": "epsilon",
         "plain": "without privacy",

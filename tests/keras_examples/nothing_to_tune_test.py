@@ -15,6 +15,7 @@ from tests.output_files import rows_of, words_of
 
 def _row(what, score, seed, rate=0.25, task="digits", half="chosen on"):
     row = {"half": half, "kind": "images", "task": task, "metric": "accuracy"}
+    row["examples"] = 1297
     row |= {"what": what, "seed": seed, "score": score, "seconds": 2.0}
     if what != "plain":
         row["epsilon"] = 3.0
@@ -83,7 +84,7 @@ def test_an_interval_of_a_difference_is_welchs():
 def test_pages_and_figures_have_every_task():
     table = tuning_tables.gaps(ROWS)
     page = tuning_tables.page(table, ROWS)
-    assert "| chosen on | digits | accuracy | 3 | 98.0 | 85.5 |" in page
+    assert "| chosen on | digits | 1297 | accuracy | 3 | 98.0 | 85.5 |" in page
     assert "| default | momentum | 0.05 |" in page and "nan" not in page
     labels = tuning_tables.picture(table).axes[0].get_yticklabels()
     assert [label.get_text() for label in labels] == ["digits", "table_2 *"]
@@ -136,13 +137,13 @@ def test_a_second_run_of_a_trainer_begins_anew():
 @pytest.mark.slow
 def test_every_way_of_a_tiny_study_is_kept_and_reported(tmp_path):
     arguments = [
-        *("--tasks=digits", "--epsilons=8", "--seeds=2", "--clips=default,fixed 3"),
-        *("--momentum_rates=0.05,0.5", "--adam_rates=0.01", "--epochs=3"),
+        *("--tasks=digits", "--epsilons=8", "--seeds=2", "--clips=default"),
+        *("--momentum_rates=0.5", "--adam_rates=0.01", "--epochs=3"),
         f"--output_dir={tmp_path}",
     ]
     nothing_to_tune.main(["study", *arguments])
     lines = (tmp_path / "trials.jsonl").read_text().splitlines()
-    assert len(lines) == 2 * (1 + 6 + 1)
+    assert len(lines) == 2 * (1 + 2 + 1)
     rows = rows_of(tmp_path, "runs")
     plain = [float(row["score"]) for row in rows if row["what"] == "plain"]
     assert min(plain) > 90

@@ -67,12 +67,14 @@ class Task:
         """A text by which a changed task is told from what it was.
 
         Features that a network computes differ in their last bits from machine to
-        machine, so that the text has the labels and sizes only.
+        machine, so that the text has sizes, labels, and the inputs to three digits.
         """
         x, y = self.train
         weights = sum(math.prod(v.shape) for v in self.build(0).trainable_variables)
         crc = zlib.crc32(np.ascontiguousarray(y).tobytes())
-        return f"{'x'.join(map(str, x.shape))}, {weights} weights, labels {crc:08x}"
+        size = np.abs(x).mean()
+        shape = "x".join(map(str, x.shape))
+        return f"{shape}, {weights} weights, labels {crc:08x}, inputs {size:.3g}"
 
     def build(self, seed: int) -> tf.keras.Model:
         """A model with fresh weights of a seed."""
@@ -185,7 +187,7 @@ def _characters(name: str, data_dir: str | None) -> Task:
 
 def _series(name: str, data_dir: str | None) -> Task:
     del data_dir
-    train, test = made_data.series(6000, 32, 5, 0.5, 21)
+    train, test = made_data.series(6000, 32, 5, 1.0, 21)
     return Task(name, "series", train, test, models.gru((32, 2), 16, 5))
 
 
@@ -230,9 +232,11 @@ def _low_rank_decoder(name: str, data_dir: str | None) -> Task:
     sources = made_data.chains(8, _SYMBOLS, 31)
     (x, y), _ = made_data.walks(sources, 8000, _LENGTH, 32)
     tf.keras.utils.set_random_seed(0)
-    values = _learned_in_public(tiny_language.build(shape), x, y, 8)
+    values = _learned_in_public(tiny_language.build(shape), x, y, 5)
     others = made_data.chains(4, _SYMBOLS, 33)
-    mixed = 0.5 * sources[:4] + 0.2 * sources[4:] + 0.3 * others
+    # Common steps make sequences of different classes alike: the best is 91 %.
+    common = 0.4 * sources.mean(axis=0)
+    mixed = 0.3 * sources[:4] + 0.1 * sources[4:] + 0.2 * others + common
     train, test = made_data.walks(mixed, 4000, _LENGTH, 34)
     shape = dataclasses.replace(shape, classes=4)
     network = functools.partial(tiny_language.build, shape, "lora")

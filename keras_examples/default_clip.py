@@ -19,7 +19,6 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -32,9 +31,10 @@ from keras_examples import (
     features,
     image_data,
     networks,
-    text_records,
+    plays,
     training,
     trials,
+    tuning_models,
 )
 from keras_examples.digits_data import load_data
 from tfdpclip import pictures
@@ -75,15 +75,6 @@ _DIGITS = {
 _IMAGES = ("mnist", "fashion_mnist", "imbalanced_fashion", "fashion_resnet")
 _PLAYS = ("plays", "plays_embedding")
 TASKS = (*_DIGITS, *_IMAGES, *_PLAYS, "features")
-# How the names of the files of histories and tragedies begin; comedies are the rest.
-_HISTORIES = ("henry_", "john", "richard_")
-_TRAGEDIES = (
-    *("antony", "coriolanus", "cymbeline", "hamlet", "julius", "lear", "macbeth"),
-    *("othello", "romeo", "timon", "titus", "tragedy", "troilus"),
-)
-# Words of a speech that are read, public buckets that they are hashed to, and the
-# characters of a speech, at least.
-_WORDS, _BUCKETS, _SHORTEST = 64, 2048, 100
 #: Factors for a rule that is not normalised, whose useful rates are times 1 / C.
 _WIDER = (1.0, 4.0, 16.0)
 _KEPT = "trials.jsonl"
@@ -155,8 +146,11 @@ def problem(task: str, used: Settings) -> trials.Problem:
     elif task in _IMAGES:
         data, make = _images(task, used), lambda: networks.mnist_network("tutorial")
     elif task in _PLAYS:
-        data = _plays(used, as_bag=task == "plays")
-        make = _bag_network if task == "plays" else _embedding_network
+        train, test = plays.kinds(used.data_dir, as_bag=task == "plays")
+        data = trials.Data(train, None, test)
+        make = lambda: _head(plays.BUCKETS, 3)  # noqa: E731
+        if task == "plays_embedding":
+            make = tuning_models.pooled_embedding(plays.WORDS, plays.BUCKETS, 16, 3)
     else:
         found = features.read(task)
         if found.spent:
@@ -181,12 +175,7 @@ def problem(task: str, used: Settings) -> trials.Problem:
 
 def _images(task: str, used: Settings) -> trials.Data:
     folder = "mnist" if task == "mnist" else "fashion_mnist"
-    if used.data_dir is None:
-        raise settings.UsageError(
-            f"flag --data_dir is missing: it must name a directory with {folder} in "
-            f"it, which has {image_data.MNIST_LAYOUT}. --tasks=digits needs no files."
-        )
-    images = image_data.load_mnist(pathlib.Path(used.data_dir) / folder)
+    images = image_data.of_folder(folder, used.data_dir)
     x, y = training.scaled(images.train[0]), images.train[1]
     if task == "imbalanced_fashion":
         # Every tenth example of classes 5 to 9 stays.
@@ -197,51 +186,6 @@ def _images(task: str, used: Settings) -> trials.Data:
         x, y = x[kept], y[kept]
     test = training.scaled(images.test[0]), images.test[1]
     return trials.Data((x, y), None, test)
-
-
-def _plays(used: Settings, as_bag: bool) -> trials.Data:
-    """Speeches, and whether a comedy (0), a history (1) or a tragedy (2) has them."""
-    if used.data_dir is None:
-        raise settings.UsageError(
-            "flag --data_dir is missing: it must name a directory with shakespeare in "
-            "it, which has plays as .txt files. --tasks=digits needs no files."
-        )
-    speeches, speakers = text_records.speeches(
-        str(pathlib.Path(used.data_dir) / "shakespeare"), "--data_dir"
-    )
-    rows, labels = [], []
-    for speech, speaker in zip(speeches, speakers, strict=True):
-        if len(speech.text) < _SHORTEST:
-            continue
-        words = " ".join(re.findall("[a-z']+", speech.text.lower()))
-        rows.append(text_records.hashed(words, _WORDS, _BUCKETS))
-        history = speaker.startswith(_HISTORIES)
-        labels.append(1 if history else 2 * speaker.startswith(_TRAGEDIES))
-    order = np.random.default_rng(0).permutation(len(rows))
-    x, y = np.array(rows)[order], np.array(labels, np.int32)[order]
-    if as_bag:
-        bags = np.zeros([len(x), _BUCKETS], np.float32)
-        bags[np.arange(len(x))[:, np.newaxis], x] = 1
-        bags[:, 0] = 0  # no word
-        x = bags
-    test = len(x) // 5
-    return trials.Data((x[test:], y[test:]), None, (x[:test], y[:test]))
-
-
-def _bag_network() -> tf.keras.Model:
-    return _head(_BUCKETS, 3)
-
-
-def _embedding_network() -> tf.keras.Model:
-    layers = tf.keras.layers
-    return tf.keras.Sequential(
-        [
-            layers.Input((_WORDS,), dtype="int32"),
-            layers.Embedding(_BUCKETS, 16),
-            layers.GlobalAveragePooling1D(),
-            layers.Dense(3),
-        ]
-    )
 
 
 def _head(width: int, classes: int) -> tf.keras.Model:

@@ -145,6 +145,20 @@ def load_fashion_mnist(directory: pathlib.Path) -> Images:
     return images
 
 
+def of_folder(folder: str, data_dir: str | None) -> Images:
+    """Images in MNIST's format from a folder of a directory of several data sets.
+
+    Raises:
+      UsageError: if there is no directory, or its files are not in this format.
+    """
+    if data_dir is None:
+        raise UsageError(
+            f"flag --data_dir is missing: it must name a directory with {folder} in "
+            f"it, which has {MNIST_LAYOUT}. --tasks=digits needs no files."
+        )
+    return load_mnist(pathlib.Path(data_dir) / folder)
+
+
 def _name_of(x: np.ndarray, y: np.ndarray, directory: pathlib.Path) -> str:
     """The name of a data set in MNIST's format, recognised by its test data."""
     digest = hashlib.sha256(x.tobytes() + y.astype(np.uint8).tobytes()).hexdigest()

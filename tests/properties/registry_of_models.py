@@ -175,6 +175,7 @@ KERAS: dict[str, Any] = {
         examples=1,
         tolerance=1e-3,
     ),
+    "Scattering": case(keras.Scattering, scales=2, angles=8),
     "convert_batchnorm": case(
         keras.convert_batchnorm, model=each_time(normalised), groups=2
     ),

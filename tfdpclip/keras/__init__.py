@@ -26,6 +26,7 @@ from tfdpclip.keras.public_data import (
     PublicGradientNorms,
     public_gradient_norms,
 )
+from tfdpclip.keras.scattering import Scattering
 from tfdpclip.keras.transfer import TrainableCounts, film
 from tfdpclip.keras.watching.adapted_layers import public_statistics
 from tfdpclip.keras.watching.private_state import PrivateStateWarning
@@ -49,6 +50,7 @@ __all__ = [
     "PrivateVocabulary",
     "PublicBatchStatistics",
     "PublicGradientNorms",
+    "Scattering",
     "TrainableCounts",
     "WorkerLostError",
     "check_isolation",

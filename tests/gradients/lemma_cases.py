@@ -439,6 +439,8 @@ def _windows(image, volume) -> list[Case]:
             dtypes=ONE,
             rounding=1e-6,
         ),
+        _case("RGBToHSV", Rows((2, 3), "unit"), dtypes=ONE),
+        _case("HSVToRGB", Rows((2, 3), "unit"), dtypes=ONE),
         _case("AdjustContrastv2", image, np.float32(0.5), dtypes=ONE),
         _case(
             "SpaceToBatchND", Rows((4, 2)), ints(2), ints([0, 0]), outputs=("minor 2",)
@@ -462,9 +464,22 @@ def _numbers() -> list[Case]:
             Rows((), "integers"),
             outputs=(0, 0),
         ),
+        _case("FFT", Rows((4,), "complex"), **signal),
         _case("FFT2D", plane, **signal),
         _case("RFFT", Rows((4,)), ints(4), **signal),
     ]
+    found.append(
+        _case("MatrixSolve", Rows((3, 3), "matrices"), Rows((3, 2)), rounding=1e-6)
+    )
+    found.append(
+        _case(
+            "UnsortedSegmentSum",
+            Rows((3,), axis=1),
+            ints(0, 0, 1),
+            np.int32(2),
+            outputs=(1,),
+        )
+    )
     found.append(
         _case(
             "DenseBincount",

@@ -329,7 +329,7 @@ def hold(trial: Trial) -> tuple[int, int]:
     for row, number in itertools.product(range(examples), ("another", "nan")):
         after = [a.copy() for a in base]
         for a, b in zip(after, trial.batches, strict=True):
-            new = _values(rng, a[row].shape, b.dtype)
+            new = _values(rng, np.shape(a[row]), b.dtype)
             a[row] = np.nan if number == "nan" and b.dtype in _REAL else new
         try:
             moved = _run(trial, after, found, cotangents(order, row))
@@ -543,6 +543,8 @@ def _drawn(rng, op, definition) -> Trial | None:
         first = not any(isinstance(i, Batch) for i in _flat(inputs))
         if dtype in _INTEGERS and rng.random() < 0.8 - 0.6 * (allowed[0] != dtype):
             one = _integers(rng, op, argument.name, dtype, rank, n)
+        elif op == "DenseBincount" and rng.random() < 0.6:
+            one = Given(np.zeros([0], dtype.as_numpy_dtype))  # No weights.
         elif (
             own == 0
             or (op == "FusedBatchNormV3" and number)

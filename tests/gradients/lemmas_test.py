@@ -23,7 +23,9 @@ from tfdpclip.gradients.graph import ops
 CASES = cases()
 #: Types of the table with no case, by the reason.
 ELSEWHERE = {
-    "L2Loss": "combines all entries: nothing is claimed",
+    **dict.fromkeys(
+        ("L2Loss", "RandomShuffle"), "combines all entries: nothing is claimed"
+    ),
     **dict.fromkeys(ops.LEARNING_SAMPLERS, "combines: nothing is claimed"),
     **dict.fromkeys(ops.FUNCTION_CALLS, "fused_test: Keras's fused layers alone"),
     **dict.fromkeys(lists._RULES, "moves whole tensors, as Pack and Unpack do"),

@@ -64,6 +64,7 @@ BESIDES = {
         ).split(),
         "nothing is claimed: their length depends on the whole batch",
     ),
+    "RandomShuffle": "nothing is claimed: the order of the batch",
     **dict.fromkeys(
         ("TensorListPushBack", "TensorListPopBack"), "loops that were differentiated"
     ),

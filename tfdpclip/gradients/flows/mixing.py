@@ -92,6 +92,15 @@ def _all(op, index, rank):
     return set(range(rank)), set()
 
 
+def _solve(op, index, rank):
+    """The rule of `MatrixSolve`, for equally many axes: each column is solved apart."""
+    if len({t.shape.rank for t in op.inputs}) > 1:
+        return set(), set()
+    if index == 0:
+        return {rank - 2, rank - 1}, set(range(rank - 2))
+    return {rank - 2}, set(range(rank - 2)) | {rank - 1}
+
+
 def _contrast(op, index, rank):
     """The rule of `AdjustContrastv2`: the mean of an image, `[..., H, W, C]`."""
     return (
@@ -138,12 +147,14 @@ def _resized(op, index, rank):
 
 # Ops whose inputs all have the axes that count examples.
 _SIDE_BY_SIDE = frozenset(
-    "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits".split()
+    """SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits
+    MatrixSolve""".split()
 )
 
 RULES: dict[str, Callable] = {
     "TopKV2": _last(1, 0),
-    "RFFT": _last(1, 0),
+    "MatrixSolve": _solve,
+    **dict.fromkeys("FFT RFFT RGBToHSV HSVToRGB".split(), _last(1, 0)),
     "FFT2D": _last(2, 0),
     "SoftmaxCrossEntropyWithLogits": _last(1),
     "SparseSoftmaxCrossEntropyWithLogits": _last(1, 0),

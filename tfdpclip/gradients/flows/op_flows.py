@@ -89,10 +89,10 @@ def op_flow(kind: str, flow: str = "rows") -> None:
     holds for every batch.
 
     >>> import tfdpclip as dpc
-    >>> dpc.gradients.op_flow("Acos")
+    >>> dpc.gradients.op_flow("Cos")
     Traceback (most recent call last):
     ...
-    ValueError: kind='Acos' is known to the table of ops already.
+    ValueError: kind='Cos' is known to the table of ops already.
     """
     choice("flow", flow, ("rows", "elements"))
     if not isinstance(kind, str) or _tf_private.definition_of(kind) is None:
@@ -136,11 +136,17 @@ def _examples_elsewhere(op, inputs) -> bool:
 def _by_place(op, output, inputs) -> Flow:
     """The flow of a sum by position; a batch where each sum stays within an example."""
     if op.type == "DenseBincount" and op.inputs[0].shape.rank == 2:
-        if all(f.kind != DATA or f.leads for f in inputs):
+        unweighted = op.inputs[2].shape.num_elements() == 0
+        if unweighted and all(f.kind == PUBLIC for f in inputs[1:]):
             # The op makes a row of counts for each row of its input.
-            return _first_rows(inputs) if inputs[0].kind == DATA else Flow(DATA, None)
+            return _first_rows(inputs)
+        return Flow(DATA, None)
     if op.type == "RaggedBincount":
         return Flow(DATA, None)  # The ragged rows may be the examples.
+    if op.type == "UnsortedSegmentSum" and inputs[0].kind == DATA and inputs[0].axes:
+        fixed = all(f.kind == PUBLIC for f in inputs[1:])
+        if fixed and 0 not in inputs[0].axes and op.inputs[1].shape.rank == 1:
+            return inputs[0].on(inputs[0].axes)
     return Flow(DATA, None, coupled=op)
 
 
@@ -373,7 +379,10 @@ def _fused_batch_norm(op, output, inputs, batch_size) -> Flow:
     if not op.get_attr("is_training"):
         # Each channel has its own scale.
         return Flow(DATA, None) if channel in flow.axes else flow
-    return _over_axes(op, flow, [a for a in range(rank) if a != channel])
+    result = _over_axes(op, flow, [a for a in range(rank) if a != channel])
+    scales = _public(op, inputs, op.inputs[1:3]) if channel in flow.axes else ()
+    alike = all(rows_alike(scale, -1) for scale in scales)
+    return result if alike else dataclasses.replace(result, obstacle=CONSTANT_BY_PLACE)
 
 
 def _reverse(op, output, inputs, batch_size) -> Flow:
@@ -413,6 +422,12 @@ def _call(op, output, inputs, batch_size) -> Flow:
     return (
         batched[0] if own and len(same) == 1 and batched[0].leads else Flow(DATA, None)
     )
+
+
+def _shuffle(op, output, inputs, batch_size) -> Flow:
+    """The flow of a random order along axis 0."""
+    coupled = op if inputs[0].axes and 0 in inputs[0].axes else None
+    return Flow(DATA, None, coupled=coupled)
 
 
 def _learning_sampler(op, output, inputs, batch_size) -> Flow:
@@ -469,6 +484,7 @@ _TABLE: dict[str, Callable] = {
     **layouts.RULES,
     **contractions.RULES,
     "Roll": _roll,
+    "RandomShuffle": _shuffle,
     "ComputeAccidentalHits": sparse.accidental_hits,
     "StringSplitV2": sparse.split_strings,
     "SparseCross": sparse.cross,

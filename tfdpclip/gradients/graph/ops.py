@@ -242,7 +242,7 @@ REDUCTIONS = frozenset("All Any ArgMax ArgMin Max Mean Min Sum".split())
 LAST_AXIS = frozenset("Softmax LogSoftmax".split())
 
 #: Scans along the axis in the second input.
-SCANS = frozenset("Cumsum CumulativeLogsumexp".split())
+SCANS = frozenset("Cumprod Cumsum CumulativeLogsumexp".split())
 
 #: Convolutions with a kernel that may have feature groups.
 CONVOLUTIONS = frozenset("Conv2D Conv3D".split())
@@ -273,7 +273,7 @@ PADDED = frozenset(["RaggedTensorToTensor"])
 #: Sums and copies to positions that are data: several examples may share a position.
 BY_PLACE = frozenset(
     """Bincount DenseBincount RaggedBincount SegmentSum SparseSegmentMean
-    SparseSegmentSqrtN SparseSegmentSum SparseToDense""".split()
+    SparseSegmentSqrtN SparseSegmentSum SparseToDense UnsortedSegmentSum""".split()
 )
 
 #: Ops that write to positions along the first axes.
@@ -295,21 +295,21 @@ GRADIENTS_APART = frozenset(
     """Abs AddN AddV2 ArgMax ArgMin AvgPool AvgPool3D BatchMatMulV2 BatchMatMulV3
     BatchToSpaceND BiasAdd BroadcastTo CTCLoss CTCLossV2 Cast Ceil Complex
     ComplexAbs ConcatV2 Conv2D Conv2DBackpropInput Conv3D Conv3DBackpropInputV2 Cos
-    Cumsum CumulativeLogsumexp DepthToSpace DepthwiseConv2dNative DivNoNan Einsum
-    Elu EluGrad EnsureShape Erf Erfc Exp ExpandDims Expm1 ExtractImagePatches FFT2D
-    Fill Floor FloorDiv FloorMod FusedBatchNormV3 GatherNd GatherV2 Identity
+    Cumprod Cumsum CumulativeLogsumexp DepthToSpace DepthwiseConv2dNative DivNoNan
+    Einsum Elu EluGrad EnsureShape Erf Erfc Exp ExpandDims Expm1 ExtractImagePatches
+    FFT2D Fill Floor FloorDiv FloorMod FusedBatchNormV3 GatherNd GatherV2 Identity
     IdentityN Imag ImageProjectiveTransformV3 LeakyRelu LeakyReluGrad Log Log1p
     LogSoftmax MatMul Max MaxPool MaxPool3D Maximum Mean Min Minimum MirrorPad Mul
     MulNoNan Neg Pack Pad PadV2 Pow RFFT Real RealDiv Reciprocal ReciprocalGrad Relu
-    Relu6 Relu6Grad ReluGrad Reshape ResizeBilinear
-    ResizeNearestNeighbor ResourceGather ReverseV2 Roll Round Rsqrt RsqrtGrad
-    ScatterNd SegmentSum Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin
-    Slice Softmax SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign
-    SpaceToBatchND SparseFillEmptyRows SparseMatMul SparseReorder SparseSegmentMean
+    Relu6 Relu6Grad ReluGrad Reshape ResizeBilinear ResizeNearestNeighbor
+    ResourceGather ReverseV2 Roll Round Rsqrt RsqrtGrad ScatterNd SegmentSum Select
+    SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Slice Softmax
+    SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign SpaceToBatchND
+    SparseFillEmptyRows SparseMatMul SparseReorder SparseSegmentMean
     SparseSegmentSqrtN SparseSegmentSum SparseSoftmaxCrossEntropyWithLogits
     SparseTensorDenseMatMul SparseToDense Split SplitV Sqrt SqrtGrad Square
     SquaredDifference Squeeze StridedSlice Sub Sum Tan Tanh TanhGrad
     TensorListFromTensor TensorListGetItem TensorListPopBack TensorListPushBack
-    TensorListSetItem TensorListStack TensorScatterAdd Tile TopKV2 Transpose
-    Unpack""".split()
+    TensorListSetItem TensorListStack TensorScatterAdd Tile TopKV2 Transpose Unpack
+    UnsortedSegmentSum""".split()
 )

@@ -46,8 +46,8 @@ TRIALS = 60
 #: Types of the table that no model's loss contains, by the reason.
 BESIDES = {
     **dict.fromkeys(
-        """EluGrad LeakyReluGrad Relu6Grad ReluGrad SeluGrad SigmoidGrad SoftplusGrad
-        SoftsignGrad SqrtGrad TanhGrad ReciprocalGrad""".split(),
+        """EluGrad LeakyReluGrad Relu6Grad SeluGrad SoftplusGrad SoftsignGrad SqrtGrad
+        TanhGrad ReciprocalGrad""".split(),
         "gradients of activations, in losses with a penalty of gradients",
     ),
     **dict.fromkeys(

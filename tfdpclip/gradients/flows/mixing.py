@@ -64,14 +64,17 @@ def _public_rows_alike(op, inputs: list[Flow], axes) -> bool:
     """Whether public inputs, such as labels, are the same for all examples."""
     if op.type not in _SIDE_BY_SIDE:
         return True
-    for index, (tensor, flow) in enumerate(zip(op.inputs, inputs, strict=True)):
+    pairs = list(zip(op.inputs, inputs, strict=True))
+    # A batch of any size may have a single example, repeated for each public row.
+    any_size = any(None in [t.shape[a] for a in f.axes] for t, f in pairs if f.axes)
+    for index, (tensor, flow) in enumerate(pairs):
         rank = tensor.shape.rank
         _, stays = RULES[op.type](op, index, rank)
-        counted = stays.intersection(axes, range(rank))
-        if flow.kind == PUBLIC and not all(
-            rows_alike(tensor, axis - rank) for axis in counted
-        ):
-            return False
+        for axis in stays.intersection(axes, range(rank)):
+            several = any_size and tensor.shape[axis] not in (None, 1)
+            if flow.kind == PUBLIC:
+                if several or not rows_alike(tensor, axis - rank):
+                    return False
     return True
 
 

@@ -196,7 +196,7 @@ def rows_alike(tensor: tf.Tensor, axis: int) -> bool:
 
 
 #: Ops on the matrices in the last two axes, each place of the axes before by itself.
-_MATRICES = frozenset("BatchMatMulV2 BatchMatMulV3".split())
+_MATRICES = frozenset("BatchMatMulV2 BatchMatMulV3 MatrixSolve".split())
 
 #: By type of convolution: the input of images, one for each entry of axis 0.
 _IMAGES = {"Conv2D": 0, "Conv2DBackpropInput": 2}

@@ -42,7 +42,7 @@ def test_images_behind_a_trained_layer_are_padded_as_a_batch(name, rows):
 
 VALUES = {
     "a reshape": (lambda s: tf.reshape(tf.stack([s[1], 2, s[2], s[0]]), [2, 2]), "5 2"),
-    "a further axis": (lambda s: tf.stack([s[1], s[0]])[tf.newaxis], "5"),
+    "a further axis": (lambda s: tf.expand_dims(tf.stack([s[1], s[0]]), 0), "5"),
     "a number": (lambda s: tf.reshape(s[1:2], []), "5"),
     "a half, cut": (lambda s: tf.cast(s[1] / 2, tf.int32), "2"),
 }

@@ -1172,7 +1172,6 @@ NOT_CLAIMED = frozenset(
         "bits",
         "numbers of bits",
         "one sorted list",
-        "a column of a variable",
         "a map",
         "a loop over the rows",
         "draws that are stacked, repeated and solved",

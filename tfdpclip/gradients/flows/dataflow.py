@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip.gradients.errors import LossStructureError
-from tfdpclip.gradients.flows import layouts, lists, sparse
+from tfdpclip.gradients.flows import layouts, lists, repeats, sparse
 from tfdpclip.gradients.flows.flow import DATA, PUBLIC, SIZE, Flow
 from tfdpclip.gradients.flows.op_flows import transfer
 from tfdpclip.gradients.flows.sizes import counted_rows, rows_of_length, size_flow
@@ -210,8 +210,19 @@ class Dataflow:
             return Flow(DATA, None)
         if op.type == "RngReadAndSkip" and all(f.kind != DATA for f in inputs):
             return Flow()  # The op returns the public state before the skip.
+        trained = any(f.trained for f in inputs)
+        if output.dtype.is_floating and all(f.kind != DATA for f in inputs):
+            behind = repeats.repeated_flow(
+                op,
+                output,
+                self.length,
+                self.rows_per_example,
+                self.__getitem__,
+                trained,
+            )
+            if behind is not None:
+                return behind
         if all(f.kind == PUBLIC for f in inputs):
-            trained = any(f.trained for f in inputs)
             batched = trained and self._repeats_for_batch(op, output)
             batched = batched or self._fills_a_batch(op, output)
             rows = self.rows_per_example

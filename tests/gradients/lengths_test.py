@@ -112,12 +112,6 @@ WHOLE = {
     "words_hashed": lambda x: tf.strings.to_hash_bucket_fast(
         tf.strings.as_string(x), 9
     ),
-    "scattered_along_features": lambda x: tf.transpose(
-        tf.tensor_scatter_nd_add(
-            tf.transpose(x, [2, 0, 1]), [[1]], tf.transpose(x, [2, 0, 1])[:1]
-        ),
-        [1, 2, 0],
-    ),
 }
 
 

@@ -87,9 +87,12 @@ def _labelled(op, labels, out_labels, inputs) -> Flow:
       inputs: the flows of the inputs.
     """
     marked: dict[str, Flow] = {}
+    open_axes: set[str] = set()
     coupled = None
-    for names, flow in zip(labels, inputs, strict=True):
+    for names, tensor, flow in zip(labels, op.inputs, inputs, strict=True):
         for axis in flow.axes if flow.kind == DATA else ():
+            if tensor.shape[axis] is None:
+                open_axes.add(names[axis])
             if names[axis] not in out_labels:
                 coupled = op
             other = marked.get(names[axis], flow)
@@ -102,7 +105,9 @@ def _labelled(op, labels, out_labels, inputs) -> Flow:
     for tensor, names, flow in zip(op.inputs, labels, inputs, strict=True):
         for axis, name in enumerate(names):
             if name in marked and flow.kind == PUBLIC:
-                if not rows_alike(tensor, axis - len(names)):
+                # A batch of any size may have a single example, repeated for each row.
+                several = name in open_axes and tensor.shape[axis] not in (None, 1)
+                if several or not rows_alike(tensor, axis - len(names)):
                     believed = CONSTANT_BY_PLACE
             if name in marked and names.count(name) > 1 and flow.kind == DATA:
                 # A diagonal: example i has the entry i of a further axis.
@@ -121,7 +126,6 @@ RULES: dict[str, Callable] = {
     "SparseMatMul": _matmul,
     "SparseTensorDenseMatMul": _sparse_matmul,
     "BatchMatMulV2": _batch_matmul,
-    "BatchMatMul": _batch_matmul,
     "BatchMatMulV3": _batch_matmul,
     "Einsum": _einsum,
 }

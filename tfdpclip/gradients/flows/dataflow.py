@@ -22,18 +22,17 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip.gradients.errors import LossStructureError
-from tfdpclip.gradients.flows import layouts, lists, places, repeats, sparse
+from tfdpclip.gradients.flows import layouts, lists, repeats, sparse
 from tfdpclip.gradients.flows.flow import DATA, PUBLIC, SIZE, Flow
 from tfdpclip.gradients.flows.op_flows import transfer
-from tfdpclip.gradients.flows.own_rows import row_choice
 from tfdpclip.gradients.flows.sizes import counted_rows, rows_of_length, size_flow
 from tfdpclip.gradients.graph import ops, origins
 from tfdpclip.gradients.graph.known import (
-    EXACT,
     draws_the_same,
     is_pinned,
     pinned_to,
     rows_alike,
+    takes_every_row,
 )
 from tfdpclip.gradients.graph.walks import ancestors
 
@@ -204,7 +203,7 @@ class Dataflow:
             return size_flow(op, output, inputs, self.__getitem__)
         if op.type in ("Identity", "IdentityN"):
             return inputs[0]
-        of_list = lists.list_flow(op, inputs, self.place_of)
+        of_list = lists.list_flow(op, inputs)
         if of_list is not None:
             return of_list
         if all(f.kind != DATA for f in inputs) and origins.brings_data(op):
@@ -230,14 +229,7 @@ class Dataflow:
             return Flow(DATA, (0,), rows, made=True) if batched else Flow()
         if all(f.kind != DATA for f in inputs):
             return self._shaped(op, output, inputs)
-        taken = places.find_taken_example(op, output, inputs, self.batch_size)
-        if taken is not None and all(f.made for f in inputs if f.kind == DATA):
-            return Flow(DATA, taken.axes, made=True)
-        if taken is not None:
-            return Flow(DATA, taken.axes, example=self.place_of(taken.place))
-        flow = places.single_example_flow(op, output, inputs, self.batch_size)
-        if flow is None:
-            flow = self._transfer(op, output, inputs)
+        flow = self._transfer(op, output, inputs)
         made = all(f.made or f.kind != DATA for f in inputs)
         made = made and not origins.brings_data(op)
         return dataclasses.replace(flow, made=made or op.type in ops.VALUELESS)
@@ -249,15 +241,9 @@ class Dataflow:
                 flow = layouts.regrouped(
                     op, output, inputs[0], self.batch_size, self._rows_on(op)
                 )
-        if flow is None:
-            flow = transfer(op, output, inputs, self.batch_size, self.__getitem__)
-        if flow.axes and any(f.example is not None and not f.made for f in inputs):
-            # An input belongs to the example of a loop's step; a mask may restrict the
-            # input to its own row.
-            flow = dataclasses.replace(
-                flow, obstacle="which examples each row depends on"
-            )
-        return flow
+        if flow is not None:
+            return flow
+        return transfer(op, output, inputs, self.batch_size, self.__getitem__)
 
     def _rows_on(self, op: tf.Operation) -> Callable[[int], int | None]:
         """The function from an axis of a `Reshape` to the rows of each example."""
@@ -274,9 +260,8 @@ class Dataflow:
         placed = flow.placed or (known is None and any(f.placed for f in inputs))
         if op.type in ops.VALUELESS:
             placed = False
-        elif placed and (choice := row_choice(op, self.__getitem__)) is not None:
-            beside = [f for i, f in enumerate(inputs) if i != choice[0]]
-            placed = any(f.placed for f in (*beside, *map(self.__getitem__, choice[1])))
+        elif placed and op.type == "GatherV2" and takes_every_row(op):
+            placed = inputs[0].placed
         coupled = next((f.coupled for f in inputs if f.coupled is not None), None)
         constant = op.type in ops.VALUELESS and not any(f.varying for f in inputs)
         if known is _public or isinstance(known, list) or constant:
@@ -294,13 +279,6 @@ class Dataflow:
             placed=placed,
             trained=(trained and passes) or output.ref() in self._handles,
         )
-
-    def place_of(self, index: int | tf.Tensor) -> int | str:
-        """The name of a place in the batch; see `places.py`."""
-        if isinstance(index, int):
-            static = index < 0 and self.batch_size is not None
-            return index + self.batch_size if static else index
-        return places.AT + same_number(index).name
 
     def _varies(
         self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow], flow: Flow
@@ -526,10 +504,3 @@ def _public(output: tf.Tensor) -> Flow:
 
 def _unknown(output: tf.Tensor) -> Flow:
     return Flow(DATA, None)
-
-
-def same_number(tensor: tf.Tensor) -> tf.Tensor:
-    """The index tensor before ops that keep a number's value, such as `Reshape`."""
-    while tensor.op.type in ops.SAME_ENTRIES and tensor.dtype in EXACT:
-        tensor = tensor.op.inputs[0]
-    return tensor

@@ -52,8 +52,6 @@ class Flow:
         example, if axis 0 does not count examples; None if unknown.
       varying: whether the values of the data determine the tensor's shape.
       entry: the list of a batch's entries that is on axis 0, or None.
-      example: the place in the batch of the single example that the tensor is computed
-        from, after an op took the example out of the batch; see `places.py`.
       made: whether the tensor is of kind DATA for its shape alone: it was made for the
         batch, and holds no values of the data.
       placed: whether the values depend on the examples' places in the batch.
@@ -72,7 +70,6 @@ class Flow:
     entries: int | None = None
     varying: bool = False
     entry: Entries | None = None
-    example: int | str | None = None
     made: bool = False
     placed: bool = False
     obstacle: str = ""
@@ -105,8 +102,8 @@ class Flow:
     @property
     def unknown(self) -> bool:
         """Whether the tensor holds data, and the place of each example is unknown."""
-        known = (self.entry, self.entries, self.example)
-        return self.kind == DATA and self.axes is None and known == (None,) * 3
+        known = (self.entry, self.entries)
+        return self.kind == DATA and self.axes is None and known == (None, None)
 
     @property
     def leads(self) -> bool:

@@ -14,14 +14,11 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip.gradients.errors import ExampleIsolationError
-from tfdpclip.gradients.flows import places
-from tfdpclip.gradients.flows.dataflow import INSIDE, Dataflow, same_number
+from tfdpclip.gradients.flows.dataflow import INSIDE, Dataflow
 from tfdpclip.gradients.flows.flow import DATA, SIZE, Flow
 from tfdpclip.gradients.flows.lists import merge_flows
-from tfdpclip.gradients.flows.sizes import rows_of_length
 from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.fused import read_call
-from tfdpclip.gradients.graph.known import before_casts, counts_up, static_number
 from tfdpclip.gradients.graph.walks import ancestors, before_identities, find_function
 
 _ROUNDS = 12
@@ -60,92 +57,6 @@ class InnerFlows(Dataflow):
     def _visit(self, op: tf.Operation) -> None:
         if not op.outputs or any(t.ref() not in self._flows for t in op.outputs):
             super()._visit(op)
-
-    def _flow_by_inputs(
-        self, op: tf.Operation, output: tf.Tensor, inputs: list[Flow]
-    ) -> Flow:
-        if _picks_examples(op, inputs) and op.inputs[1].shape.rank != 0:
-            if self.changes(op.inputs[1]):
-                # Rows that change at each step may, after all steps, be all rows.
-                return Flow(DATA, None)
-        flow = super()._flow_by_inputs(op, output, inputs)
-        stepped = any(map(_of_a_step, inputs)) and not op.type.startswith("TensorList")
-        if stepped and _of_a_step(flow):
-            if any(
-                f.kind != DATA and t.dtype != tf.resource and self.changes(t)
-                for t, f in zip(op.inputs, inputs, strict=op.type != "IdentityN")
-            ):
-                return dataclasses.replace(flow, obstacle=places.OPS_BY_PLACE)
-        return flow
-
-    def place_of(self, index: int | tf.Tensor) -> int | str:
-        """The name of a place in the batch, by the index tensor outside if possible."""
-        if isinstance(index, int):
-            return super().place_of(index)
-        index = self._counted(index)
-        outer = self._given.get(index.ref())
-        if outer is None:
-            return super().place_of(index)
-        value = tf.get_static_value(outer)
-        return self._around.place_of(outer if value is None else int(value))
-
-    def _counted(self, number: tf.Tensor) -> tf.Tensor:
-        """The index i for a number that is element i of the list 0, 1, 2, ..."""
-        number = same_number(number)
-        while _reads_list(number.op) and self.lists_numbers(number.op.inputs[0]):
-            number = same_number(number.op.inputs[1])
-        return number
-
-    def lists_numbers(self, tensor: tf.Tensor) -> bool:
-        """Whether a tensor is the list 0, 1, 2, ... from outside at every step."""
-        outer = self._given.get(tensor.ref())
-        if outer is None or self.changes(tensor):
-            return False
-        return _lists_numbers(outer) or (
-            isinstance(self._around, InnerFlows) and self._around.lists_numbers(outer)
-        )
-
-    def changes(self, tensor: tf.Tensor) -> bool:
-        """Whether a tensor may change from step to step of a surrounding loop."""
-        outer = self._given.get(tensor.ref())
-        if outer is not None:
-            return isinstance(self._around, InnerFlows) and self._around.changes(outer)
-        return any(map(self.changes, tensor.op.inputs))
-
-
-def _picks_examples(op: tf.Operation, inputs: list[Flow]) -> bool:
-    """Whether a `GatherV2` reads an axis that may count examples, by public numbers."""
-    if op.type != "GatherV2" or not inputs[0].axes or inputs[1].kind == DATA:
-        return False
-    axis, rank = static_number(op.inputs[2]), op.inputs[0].shape.rank
-    if axis is None or (axis < 0 and rank is None):
-        return True
-    return (axis if axis >= 0 else axis + rank) in inputs[0].axes
-
-
-def _reads_list(op: tf.Operation) -> bool:
-    return op.type == "TensorListGetItem"
-
-
-def _lists_numbers(tensor: tf.Tensor) -> bool:
-    """Whether a list has the elements 0, 1, 2, ..., as `tf.map_fn` makes of a range."""
-    if tensor.op.type != "TensorListFromTensor":
-        return False
-    return counts_up(before_casts(tensor.op.inputs[0]))
-
-
-def _read_number(op: tf.Operation, flows: Dataflow) -> list[Flow] | None:
-    """The flow of element i of the list 0, 1, 2, ...: the flow of the number i."""
-    listed = isinstance(flows, InnerFlows) and flows.lists_numbers(op.inputs[0])
-    return [flows[op.inputs[1]]] if listed else None
-
-
-INSIDE["TensorListGetItem"] = _read_number
-
-
-def _of_a_step(flow: Flow) -> bool:
-    """Whether a tensor belongs to the example of a loop's current step."""
-    return isinstance(flow.example, str) and flow.example.startswith(places.STEP)
 
 
 def branch_graphs(op: tf.Operation) -> list[tf.Graph] | None:
@@ -195,45 +106,14 @@ def _read(op: tf.Operation, flows: Dataflow) -> list[Flow] | None:
         pairs = zip(results or found, found, strict=True)
         results = [merge_flows(a, b) for a, b in pairs]
     choices = [flows[t] for t in op.inputs[:first]]
-    # The remaining places are named by tensors inside the functions.
-    named = {None, places.EACH, *(flows[t].example for t in op.inputs)}
     results = [_chosen(op, flow, choices) for flow in results]
-    believed = _believed(op, flows, choices)
-    if believed:
+    if flows.batch_size is None and any(f.kind == SIZE for f in choices):
+        believed = "how the number of examples decides about a branch"
         results = [
             dataclasses.replace(flow, obstacle=believed) if flow.kind == DATA else flow
             for flow in results
         ]
-    return [
-        flow
-        if isinstance(flow.example, int) or flow.example in named
-        else dataclasses.replace(flow, axes=None, example=None)
-        for flow in results
-    ]
-
-
-def _believed(op: tf.Operation, flows: Dataflow, choices: list[Flow]) -> str:
-    """The unproven claim about the choice of a branch; "" if there is none.
-
-    The choice may depend on the number of examples, or on the step of a loop over the
-    examples.
-    """
-    first = ops.FIRST_ARGUMENT[op.type]
-    if flows.batch_size is None and any(f.kind == SIZE for f in choices):
-        return "how the number of examples decides about a branch"
-    if isinstance(flows, InnerFlows) and any(map(flows.changes, op.inputs[:first])):
-        given = any(_of_a_step(flows[t]) for t in op.inputs[first:])
-        # A branch may also take the example of the step out of the batch by itself.
-        if given or any(map(_takes_of_a_step, flows.inner[op])):
-            return places.OPS_BY_PLACE
-    return ""
-
-
-def _takes_of_a_step(flows: Dataflow) -> bool:
-    """Whether a function has a tensor of the example of a surrounding loop's step."""
-    if any(_of_a_step(flows[t]) for op in flows.ops for t in op.outputs):
-        return True
-    return any(_takes_of_a_step(i) for found in flows.inner.values() for i in found)
+    return results
 
 
 def _chosen(op: tf.Operation, flow: Flow, choices: list[Flow]) -> Flow:
@@ -243,13 +123,9 @@ def _chosen(op: tf.Operation, flow: Flow, choices: list[Flow]) -> Flow:
             flow = dataclasses.replace(flow, kind=choice.kind, power=None, dims=None)
         if choice.coupled is not None:
             return dataclasses.replace(flow, axes=None, coupled=choice.coupled)
-        if choice.kind != DATA or (choice.axes == () and choice.example is None):
-            continue
-        if choice.example is None or choice.example != flow.example:
-            # A single example chooses the branch for the rows of all examples.
-            decides = isinstance(choice.example, int) and bool(flow.axes)
-            coupled = flow.coupled or (op if decides else None)
-            flow = dataclasses.replace(flow, axes=None, example=None, coupled=coupled)
+        if choice.kind == DATA and choice.axes != ():
+            # The examples choose the branch for the rows of all examples.
+            flow = dataclasses.replace(flow, axes=None)
     return flow
 
 
@@ -264,8 +140,6 @@ class BodyFlows(InnerFlows):
         self._body = _tf_private.body_of_loop(op)
         super().__init__(self._body, list(op.inputs), flows)
         self._invariant: dict = {}
-        # Names of the places that change at the next step of this loop.
-        self._passing: set[str] = set()
 
     @classmethod
     def analyse(cls, op: tf.Operation, flows: Dataflow) -> BodyFlows | None:
@@ -274,7 +148,7 @@ class BodyFlows(InnerFlows):
         for _ in range(_ROUNDS):
             self.follow()
             after = [
-                merge_flows(flow, self._a_step_later(output))
+                merge_flows(flow, self[output])
                 for flow, output in zip(self._begin, self._body.outputs, strict=True)
             ]
             if after == self._begin:
@@ -282,110 +156,22 @@ class BodyFlows(InnerFlows):
             self._begin = after
         return None
 
-    def _a_step_later(self, tensor: tf.Tensor) -> Flow:
-        """The flow of a tensor as the next step reads the tensor."""
-        flow = self[tensor]
-        if flow.example not in self._passing:
-            return flow
-        return dataclasses.replace(flow, example=places.EARLIER)
-
     def results(self) -> list[Flow]:
         """The flows of the loop's outputs."""
         kind = self.condition_kind()
         counted = kind == SIZE and self.batch_size is None
-        by_place = self._steps_change() and (
-            any(map(_of_a_step, self._begin)) or _takes_of_a_step(self)
-        )
-        # The remaining places are named by tensors inside the body.
-        named = {None, places.EACH, *(self._around[t].example for t in self.op.inputs)}
         found = []
         for number, flow in enumerate(self._begin[: len(self.op.outputs)]):
-            known = isinstance(flow.example, int) or flow.example in named
             if not self.passes_unchanged(number):
-                # Data of several examples may decide about the number of steps.
-                known = known and kind != DATA
                 if kind > flow.kind:
                     flow = dataclasses.replace(flow, kind=kind, power=None, dims=None)
-                if counted and flow.kind == DATA and flow.example != places.EACH:
+                if kind == DATA:
+                    # Data of several examples may decide about the number of steps.
+                    flow = dataclasses.replace(flow, axes=None)
+                if counted and flow.kind == DATA:
                     flow = dataclasses.replace(flow, obstacle=_STEPS)
-                if by_place and flow.kind == DATA:
-                    flow = dataclasses.replace(flow, obstacle=places.OPS_BY_PLACE)
-            if flow.kind == DATA and not known:
-                flow = dataclasses.replace(flow, axes=None, example=None)
-            elif flow.example == places.EACH and not self._runs_for_each():
-                flow = dataclasses.replace(flow, obstacle=_STEPS)
             found.append(flow)
         return found
-
-    def _steps_change(self) -> bool:
-        """Whether the number of steps may change at each step of an outer loop."""
-        around = self._around
-        if not isinstance(around, InnerFlows):
-            return False
-        cond = _tf_private.condition_of_loop(self.op)
-        outputs, inputs, read = list(cond.outputs), cond.inputs, set()
-        while True:
-            used = {t.ref() for op in ancestors(outputs) for t in op.outputs}
-            found = {i for i, t in enumerate(inputs) if t.ref() in used} - read
-            if not found:
-                break
-            read |= found
-            outputs = [self._body.outputs[i] for i in read]
-            inputs = self._body.inputs
-        deciding = [self.op.inputs[i] for i in read]
-        return any(around[t].kind != DATA and around.changes(t) for t in deciding)
-
-    def _runs_for_each(self) -> bool:
-        """Whether the loop's steps are `i = 0, 1, ..., B - 1`, by `i < B`."""
-        cond = _tf_private.condition_of_loop(self.op)
-        pending, found = [cond.outputs[0]], False
-        while pending:
-            op = pending.pop().op
-            if op.type in ("Identity", "LogicalAnd"):
-                pending += op.inputs
-            elif op.type == "Less":
-                found = found or self._counts(cond, *op.inputs)
-                if not self._counts(cond, *op.inputs):
-                    return False
-            else:
-                return False
-        return found
-
-    def _counts(self, cond: tf.Graph, place: tf.Tensor, count: tf.Tensor) -> bool:
-        """Whether `place` counts from 0 by 1, and `count` is the number of examples."""
-        inputs = {t.ref(): number for number, t in enumerate(cond.inputs)}
-        number, limit = (inputs.get(same_number(t).ref()) for t in (place, count))
-        if number is None:
-            return False
-        start = static_number(self.op.inputs[number])
-        after = same_number(self._body.outputs[number]).op
-        if start != 0 or after.type not in ("AddV2", "Add"):
-            return False
-        if same_number(after.inputs[0]) is not self._body.inputs[number]:
-            return False
-        if static_number(after.inputs[1]) != 1:
-            return False
-        if limit is not None:
-            if not self.passes_unchanged(limit):
-                return False
-            count = self.op.inputs[limit]
-        value = static_number(count)
-        if value is not None:
-            return value == self.batch_size
-        like = rows_of_length(count, self._around.__getitem__)
-        return like is not None and like.rows == 1
-
-    def place_of(self, index: int | tf.Tensor) -> int | str:
-        """The name of a place in the batch; see `places.py`."""
-        if isinstance(index, int) or self.invariant(self._counted(index)):
-            return super().place_of(index)
-        place = places.STEP + self._counted(index).name
-        self._passing.add(place)
-        return place
-
-    def changes(self, tensor: tf.Tensor) -> bool:
-        """Whether a tensor may change from step to step of this or an outer loop."""
-        return not self.invariant(tensor) or super().changes(tensor)
 
     def condition_kind(self) -> int:
         """The kind of the loop's condition: PUBLIC, SIZE or DATA."""

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 
-from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, common_layout
-from tfdpclip.gradients.flows.own_rows import further_columns
+from tfdpclip.gradients.flows.flow import DATA, Flow, common_layout
 from tfdpclip.gradients.flows.sizes import length_of
 from tfdpclip.gradients.flows.slices import REVERSED, WHOLE, read_slice
 from tfdpclip.gradients.graph.known import (
@@ -198,29 +197,20 @@ def _pack(op, output, inputs, batch_size) -> Flow:
     axes = tuple(a + 1 if a >= axis else a for a in flows[0].axes)
     result = flows[0].laid_out(layout).on(axes)
     parts = list(zip(op.inputs, inputs, strict=True))
-    return _with_public_parts(result, flows[0].axes, parts, output)
+    return _with_public_parts(result, flows[0].axes, parts)
 
 
-def _with_public_parts(
-    result: Flow, axes: tuple[int, ...], parts: Iterable, output: tf.Tensor
-) -> Flow:
+def _with_public_parts(result: Flow, axes: tuple[int, ...], parts: Iterable) -> Flow:
     """The flow of joined parts: public parts must be the same for all examples.
 
     Args:
       result: the flow of the joined tensor.
       axes: the axes of a part that count examples.
       parts: the parts, with their flows.
-      output: the joined tensor.
     """
-    first, *rest = parts
-    if first[1].kind == PUBLIC and further_columns(output) is not None:
-        # Row numbers, which only ops that choose rows may read.
-        result = dataclasses.replace(result, placed=True)
-    else:
-        rest = [first, *rest]
     alike = all(
         rows_alike(part, axis - part.shape.rank)
-        for part, flow in rest
+        for part, flow in parts
         for axis in axes
         if flow.kind != DATA
     )
@@ -260,7 +250,7 @@ def _along(axis_input: int, data_inputs: Callable) -> Callable:
         if op.type != "ConcatV2":
             return result
         parts = zip(op.inputs, inputs[:-1], strict=False)
-        return _with_public_parts(result, result.axes, parts, output)
+        return _with_public_parts(result, result.axes, parts)
 
     return transfer
 
@@ -382,7 +372,6 @@ def _whole_batches(tensor, flow: Flow, axis: int, batch_size: int | None) -> int
 RULES: dict[str, Callable] = {
     "Reshape": _reshape,
     "Transpose": _transpose,
-    "ConjugateTranspose": _transpose,
     "ExpandDims": _expand_dims,
     "Squeeze": _squeeze,
     "Pack": _pack,

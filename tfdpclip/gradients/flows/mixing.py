@@ -10,9 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-import numpy as np
-import tensorflow as tf
-
 from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, common_layout
 from tfdpclip.gradients.graph.known import CONSTANT_BY_PLACE, rows_alike
 
@@ -67,14 +64,17 @@ def _public_rows_alike(op, inputs: list[Flow], axes) -> bool:
     """Whether public inputs, such as labels, are the same for all examples."""
     if op.type not in _SIDE_BY_SIDE:
         return True
-    for index, (tensor, flow) in enumerate(zip(op.inputs, inputs, strict=True)):
+    pairs = list(zip(op.inputs, inputs, strict=True))
+    # A batch of any size may have a single example, repeated for each public row.
+    any_size = any(None in [t.shape[a] for a in f.axes] for t, f in pairs if f.axes)
+    for index, (tensor, flow) in enumerate(pairs):
         rank = tensor.shape.rank
         _, stays = RULES[op.type](op, index, rank)
-        counted = stays.intersection(axes, range(rank))
-        if flow.kind == PUBLIC and not all(
-            rows_alike(tensor, axis - rank) for axis in counted
-        ):
-            return False
+        for axis in stays.intersection(axes, range(rank)):
+            several = any_size and tensor.shape[axis] not in (None, 1)
+            if flow.kind == PUBLIC:
+                if several or not rows_alike(tensor, axis - rank):
+                    return False
     return True
 
 
@@ -95,35 +95,13 @@ def _all(op, index, rank):
     return set(range(rank)), set()
 
 
-def _all_but_channels(op, index, rank):
-    """The rule of `BiasAddGrad`."""
-    channel = 1 if op.get_attr("data_format").startswith(b"NC") else rank - 1
-    return set(range(rank)) - {channel}, set()
-
-
 def _solve(op, index, rank):
-    """The rule of linear solvers: every column of the right side is solved apart."""
+    """The rule of `MatrixSolve`, for equally many axes: each column is solved apart."""
+    if len({t.shape.rank for t in op.inputs}) > 1:
+        return set(), set()
     if index == 0:
         return {rank - 2, rank - 1}, set(range(rank - 2))
     return {rank - 2}, set(range(rank - 2)) | {rank - 1}
-
-
-def _sorted(op, index, rank):
-    """The rule of `LowerBound`: each value is searched in the whole sorted list."""
-    return (set(), set(range(rank))) if index else ({rank - 1}, set(range(rank - 1)))
-
-
-def _quantized(op, index, rank):
-    """The rule of quantisation: a range for the tensor, or for each axis entry."""
-    if op.type in _GIVEN_RANGES and op.get_attr("range_given") or index:
-        return set(), set(range(rank))
-    axis = op.get_attr("axis")
-    own = {axis % rank} if axis != -1 else set()
-    return set(range(rank)) - own, own
-
-
-def _in_top(op, index, rank):
-    return ({1}, {0}) if index == 0 else (set(), {0})
 
 
 def _contrast(op, index, rank):
@@ -133,12 +111,6 @@ def _contrast(op, index, rank):
         if index == 0
         else (set(), set())
     )
-
-
-def _reduced(op, index, rank):
-    """The rule of `ApproxTopK`."""
-    axis = op.get_attr("reduction_dimension") % rank
-    return {axis}, set(range(rank)) - {axis}
 
 
 def _windows(op, index, rank):
@@ -161,9 +133,6 @@ def _window(op, spatial) -> list:
     kept = [name for name in ("ksize", "ksizes") if name in op.node_def.attr]
     if kept:
         sizes = op.get_attr(kept[0])
-    elif op.type == "MaxPoolV2":
-        found = tf.get_static_value(op.inputs[1])
-        sizes = None if found is None else np.reshape(found, -1).tolist()
     else:
         sizes = op.inputs[1].shape.as_list()
         return sizes[:count]
@@ -181,51 +150,23 @@ def _resized(op, index, rank):
 
 # Ops whose inputs all have the axes that count examples.
 _SIDE_BY_SIDE = frozenset(
-    """SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits Cross InTopK
-    InTopKV2 LowerBound UpperBound MatrixSolve MatrixTriangularSolve MatrixSolveLs
-    TridiagonalSolve BandedTriangularSolve""".split()
+    """SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits
+    MatrixSolve""".split()
 )
-_GIVEN_RANGES = frozenset(f"QuantizeAndDequantizeV{n}" for n in (2, 3, 4))
 
 RULES: dict[str, Callable] = {
-    **dict.fromkeys(
-        """TopKV2 NthElement FFT IFFT RFFT IRFFT RGBToHSV HSVToRGB AdjustHue
-        AdjustSaturation LRN""".split(),
-        _last(1, 0),
-    ),
-    **dict.fromkeys(
-        "SoftmaxCrossEntropyWithLogits Cross IsotonicRegression".split(), _last(1)
-    ),
-    "StatelessMultinomial": _last(1, 0),
-    "ApproxTopK": _reduced,
+    "TopKV2": _last(1, 0),
+    "MatrixSolve": _solve,
+    **dict.fromkeys("FFT RFFT RGBToHSV HSVToRGB".split(), _last(1, 0)),
+    "FFT2D": _last(2, 0),
+    "SoftmaxCrossEntropyWithLogits": _last(1),
     "SparseSoftmaxCrossEntropyWithLogits": _last(1, 0),
-    **dict.fromkeys(
-        """FFT2D IFFT2D RFFT2D IRFFT2D Svd Qr Lu Cholesky MatrixInverse
-        MatrixDeterminant LogMatrixDeterminant SelfAdjointEigV2 Eig MatrixSquareRoot
-        MatrixLogarithm""".split(),
-        _last(2, 0),
-    ),
-    **dict.fromkeys("FFT3D IFFT3D RFFT3D IRFFT3D".split(), _last(3, 0)),
-    **dict.fromkeys(
-        """MatrixSolve MatrixTriangularSolve MatrixSolveLs TridiagonalSolve
-        BandedTriangularSolve""".split(),
-        _solve,
-    ),
-    **dict.fromkeys("LowerBound UpperBound".split(), _sorted),
-    **dict.fromkeys(
-        """L2Loss HistogramFixedWidth InvertPermutation DebugNumericSummaryV2
-        NonMaxSuppression NonMaxSuppressionV2 NonMaxSuppressionV3 NonMaxSuppressionV4
-        NonMaxSuppressionV5""".split(),
-        _all,
-    ),
-    "BiasAddGrad": _all_but_channels,
-    **dict.fromkeys(_GIVEN_RANGES, _quantized),
-    **dict.fromkeys("InTopK InTopKV2".split(), _in_top),
+    "L2Loss": _all,
     "AdjustContrastv2": _contrast,
     **dict.fromkeys(
-        """Conv2D Conv3D DepthwiseConv2dNative AvgPool AvgPool3D MaxPool MaxPoolV2
-        MaxPool3D MaxPoolWithArgmax Dilation2D ExtractImagePatches""".split(),
+        """Conv2D Conv3D DepthwiseConv2dNative AvgPool AvgPool3D MaxPool MaxPool3D
+        ExtractImagePatches""".split(),
         _windows,
     ),
-    **dict.fromkeys("ResizeBilinear ResizeBicubic ResizeArea".split(), _resized),
+    "ResizeBilinear": _resized,
 }

@@ -15,16 +15,13 @@ from tfdpclip.gradients.flows import (
     contractions,
     layouts,
     mixing,
-    own_rows,
-    sizes,
     sparse,
 )
-from tfdpclip.gradients.flows.flow import DATA, PUBLIC, SIZE, Flow, common_layout
+from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, common_layout
 from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.fused import read_call
 from tfdpclip.gradients.graph.known import (
     CONSTANT_BY_PLACE,
-    draws_the_same,
     known_value,
     rows_alike,
     takes_every_row,
@@ -41,9 +38,6 @@ def transfer(op, output, inputs, batch_size, flow_of) -> Flow:
         listed = sparse.where(op, flow_of)
         if listed is not None:
             return listed
-    in_rows = _in_rows(op, output, inputs, flow_of)
-    if in_rows is not None:
-        return in_rows
     rule = _BY_VALUES.get(op.type)
     if rule is not None:
         return rule(op, output, inputs)
@@ -95,10 +89,10 @@ def op_flow(kind: str, flow: str = "rows") -> None:
     holds for every batch.
 
     >>> import tfdpclip as dpc
-    >>> dpc.gradients.op_flow("Acos")
+    >>> dpc.gradients.op_flow("Cos")
     Traceback (most recent call last):
     ...
-    ValueError: kind='Acos' is known to the table of ops already.
+    ValueError: kind='Cos' is known to the table of ops already.
     """
     choice("flow", flow, ("rows", "elements"))
     if not isinstance(kind, str) or _tf_private.definition_of(kind) is None:
@@ -140,136 +134,20 @@ def _examples_elsewhere(op, inputs) -> bool:
 
 
 def _by_place(op, output, inputs) -> Flow:
-    """The flow of a sum by position; a batch if each sum stays within an example."""
-    first = inputs[0]
+    """The flow of a sum by position; a batch where each sum stays within an example."""
     if op.type == "DenseBincount" and op.inputs[0].shape.rank == 2:
-        if all(f.kind != DATA or f.leads for f in inputs):
+        unweighted = op.inputs[2].shape.num_elements() == 0
+        if unweighted and all(f.kind == PUBLIC for f in inputs[1:]):
             # The op makes a row of counts for each row of its input.
-            return _first_rows(inputs) if first.kind == DATA else Flow(DATA, None)
-    if op.type in ops.SCATTERS:
-        return _scatter(op, output, inputs)
+            return _first_rows(inputs)
+        return Flow(DATA, None)
     if op.type == "RaggedBincount":
         return Flow(DATA, None)  # The ragged rows may be the examples.
-    if "Segment" in op.type and first.kind == DATA and first.axes:
+    if op.type == "UnsortedSegmentSum" and inputs[0].kind == DATA and inputs[0].axes:
         fixed = all(f.kind == PUBLIC for f in inputs[1:])
-        if fixed and 0 not in first.axes and op.inputs[1].shape.rank == 1:
-            return first.on(first.axes)
+        if fixed and 0 not in inputs[0].axes and op.inputs[1].shape.rank == 1:
+            return inputs[0].on(inputs[0].axes)
     return Flow(DATA, None, coupled=op)
-
-
-def _in_rows(op, output, inputs, flow_of) -> Flow | None:
-    """The flow of an op by places that begin with the row's own number.
-
-    Returns:
-      None if the rule of the op's type decides.
-    """
-    if op.type not in ops.BY_PLACE and op.type != "GatherNd":
-        return None
-    choice = own_rows.row_choice(op, flow_of)
-    if choice is None or output.shape.rank is None:
-        return None
-    if "Segment" in op.type:
-        return _summed_in_rows(op, output, inputs, flow_of)
-    moved = _moved_in_rows(op, output, inputs, choice, flow_of)
-    if moved is None and op.type in ops.SCATTERS:
-        return Flow(DATA, None)  # To own rows, of an unknown number.
-    return moved
-
-
-def _moved_in_rows(op, output, inputs, choice, flow_of) -> Flow | None:
-    """The flow of an op that moves entries between places in row i, for every row i.
-
-    That is `tf.gather_nd(x, tf.stack([tf.range(batch), columns], 1))`, or a scatter.
-    The inputs and the output must have equally many rows: the rows of a batch of any
-    size, or a static number.
-    """
-    shape = 2 if op.type == "ScatterNd" else None
-    if shape is not None and inputs[shape].kind == DATA:
-        return None
-    moved = list(zip(op.inputs, inputs, strict=True))[:shape]
-    data = [f for _, f in moved if f.kind == DATA]
-    layout = common_layout(data) if all(f.leads and f.rows for f in data) else None
-    if layout is None or any(f.kind == SIZE for _, f in moved):
-        return None
-    rows = output.shape[0]
-    if shape is not None and rows is None:
-        like = sizes.rows_of_length(op.inputs[shape], flow_of)
-        if like is None or like.layout[:2] != layout[:2]:
-            return None
-    for tensor, flow in moved:
-        static = rows is not None and tensor.shape.rank and tensor.shape[0] == rows
-        if not static and (flow.kind != DATA or rows is not None):
-            return None
-    beside = [t for i, (t, _) in enumerate(moved) if i != choice[0]]
-    public = [t for t in (*beside, *choice[1]) if flow_of(t).kind == PUBLIC]
-    apart = all(rows_alike(t, -(t.shape.rank or 1)) for t in public)
-    result = Flow(DATA, (0,)).laid_out(layout)
-    return result if apart else dataclasses.replace(result, obstacle=CONSTANT_BY_PLACE)
-
-
-def _summed_in_rows(op, output, inputs, flow_of) -> Flow | None:
-    """The flow of sums by the number of the row that each entry is listed for."""
-    data, ids = inputs[:2]
-    source = own_rows.named_rows(op.inputs[1], flow_of)
-    named = flow_of(source)
-    if not data.leads or not data.rows:
-        return None
-    rows, length, count = data.rows, op.inputs[0].shape[0], source.shape[0]
-    if named.kind == DATA and ids.kind == DATA:
-        known = named.leads and ids.leads and ids.layout == data.layout
-        layout = named.layout if known and named.rows else None
-    elif ids.kind == PUBLIC and length and count and rows * count % length == 0:
-        layout = (rows * count // length, data.repeats, False)
-    else:
-        return None
-    if layout is None or source is not op.inputs[1] and (data.minor or layout[1] > 1):
-        return None
-    if op.type in ops.UNSORTED_SEGMENTS and (count is None or output.shape[0] != count):
-        like = sizes.rows_of_length(op.inputs[2], flow_of)
-        if like is None or count is not None or like.layout[:2] != layout[:2]:
-            return None
-    return Flow(DATA, (0,)).laid_out(layout)
-
-
-def _scatter(op, output, inputs) -> Flow:
-    """The flow of a scatter; a batch if all examples go to the same places, apart."""
-    places, updates = (0, 1) if op.type == "ScatterNd" else (1, 2)
-    indices, rank = inputs[places], op.inputs[places].shape.rank
-    depth = op.inputs[places].shape[-1] if rank else None
-    if indices.kind == DATA:
-        # Indices made for the batch may point to the places of each example.
-        maybe = indices.made and bool(indices.axes)
-        return Flow(DATA, None, coupled=None if maybe else op)
-    if depth is None or output.shape.rank is None:
-        return Flow(DATA, None)
-    kept: list[Flow] = []
-    public = []
-    for number, ahead in ((0, depth), (updates, rank - 1)):
-        flow = inputs[number]
-        if number != places and flow.kind == PUBLIC:
-            public.append(op.inputs[number])
-        if number == places or flow.kind != DATA:
-            continue
-        if flow.axes is None:
-            return Flow(DATA, None)
-        if any(axis < ahead for axis in flow.axes):
-            # The indices are known only if they are a constant.
-            told = tf.get_static_value(op.inputs[places]) is not None
-            return Flow(DATA, None, coupled=op if told and not flow.made else None)
-        if flow.axes:
-            kept.append(flow.on(tuple(axis - ahead + depth for axis in flow.axes)))
-    layout = common_layout(kept) if kept else None
-    if not kept:
-        return Flow(DATA, ())
-    if layout is None or any(flow.axes != kept[0].axes for flow in kept):
-        return Flow(DATA, None)
-    result = kept[0].laid_out(layout)
-    apart = all(
-        rows_alike(tensor, axis - output.shape.rank)
-        for tensor in public
-        for axis in result.axes
-    )
-    return dataclasses.replace(result, obstacle="" if apart else CONSTANT_BY_PLACE)
 
 
 def _constant(tensor):
@@ -288,15 +166,6 @@ def _over_axes(op, flow: Flow, axes) -> Flow:
     return flow
 
 
-def _matrices(op, output, inputs, batch_size) -> Flow:
-    """The flow of an op on matrices: on `[B, n, m]`, not on `[B, n]` as a matrix."""
-    needed = 2 if op.type.startswith("MatrixDiag") and "Part" not in op.type else 3
-    enough = (op.inputs[0].shape.rank or 0) >= needed
-    beside = op.inputs[1:2] if op.type.startswith("MatrixSetDiag") else ()
-    beside = _public(op, inputs, beside)
-    return _first_rows(inputs, beside) if enough else Flow(DATA, None)
-
-
 def _public(op, inputs, tensors) -> list[tf.Tensor]:
     """The public tensors among some inputs of an op."""
     public = [t for t, f in zip(op.inputs, inputs, strict=True) if f.kind == PUBLIC]
@@ -305,7 +174,7 @@ def _public(op, inputs, tensors) -> list[tf.Tensor]:
 
 def _rows_beside(op, output) -> list[tf.Tensor]:
     """The inputs of an op of rows that may have a row for each example."""
-    if op.type.startswith("ImageProjectiveTransform"):
+    if op.type == "ImageProjectiveTransformV3":
         return [op.inputs[1]]
     if op.type in ops.ROW_BY_ROW or output.shape.rank == 0:
         return []
@@ -357,10 +226,8 @@ def _elementwise(op, output, inputs, batch_size) -> Flow:
         for tensor in public
         for axis in axes
     )
-    # Row numbers, which only ops that choose rows may read.
-    placed = not apart and own_rows.numbers_rows(output)
-    believed = "" if apart or placed else CONSTANT_BY_PLACE
-    result = Flow(DATA, tuple(sorted(axes)), obstacle=believed, placed=placed)
+    believed = "" if apart else CONSTANT_BY_PLACE
+    result = Flow(DATA, tuple(sorted(axes)), obstacle=believed)
     # The examples are on a later axis, as in `[time, batch, ...]`.
     only_behind = not first and len(axes) == 1
     found = behind if only_behind else first
@@ -369,8 +236,7 @@ def _elementwise(op, output, inputs, batch_size) -> Flow:
     layout = common_layout(found)
     if layout is None:
         return result if only_behind else Flow(DATA, None)
-    laid = result.laid_out(layout)
-    return dataclasses.replace(laid, obstacle=believed, placed=placed)
+    return dataclasses.replace(result.laid_out(layout), obstacle=believed)
 
 
 def _of_one_size(op, tensor, axis: int) -> bool:
@@ -415,9 +281,7 @@ def _scan(op, output, inputs, batch_size) -> Flow:
 
 def _gather(op, output, inputs, batch_size) -> Flow:
     params, indices = inputs[0], inputs[1]
-    if op.type == "Gather" and params.kind == indices.kind == DATA:
-        return Flow(DATA, None)
-    if op.type in ("Gather", "ResourceGather"):
+    if op.type == "ResourceGather":
         axis, batch_dims = 0, op.node_def.attr["batch_dims"].i
     else:
         axis, batch_dims = _constant(op.inputs[2]), op.get_attr("batch_dims")
@@ -481,19 +345,6 @@ def _batched_gather(op, inputs, axis: int, batch_dims: int) -> Flow:
     return dataclasses.replace(result, obstacle="" if apart else CONSTANT_BY_PLACE)
 
 
-def _gather_nd(op, output, inputs, batch_size) -> Flow:
-    """The flow of a `GatherNd` from a table that all examples share.
-
-    Row i of the output has the entries at the places in row i of the indices.
-    """
-    params, indices = inputs
-    if params.kind != DATA and indices.axes == (0,):
-        rank = op.inputs[1].shape.rank
-        return indices.on((0,)) if rank and rank > 1 else Flow(DATA, None)
-    taken = params.axes == (0,) and params.rows == 1 and not params.made
-    return Flow(DATA, None, coupled=op if taken and indices.kind == PUBLIC else None)
-
-
 def _looked_up(op, output, inputs, batch_size) -> Flow:
     """The flow of keys that are looked up in a table that all examples share."""
     keys = inputs[1]
@@ -506,27 +357,6 @@ def _one_hot(op, output, inputs, batch_size) -> Flow:
         return Flow(DATA, None)
     place = op.get_attr("axis") % output.shape.rank
     return flow.on(tuple(axis + (axis >= place) for axis in flow.axes))
-
-
-def _arg_pool(op, output, inputs, batch_size) -> Flow:
-    """The flow of a pooling and of its places, counted in the image or in the batch."""
-    flow = _row_by_row(op, output, inputs, batch_size)
-    counted = output is op.outputs[1] and op.get_attr("include_batch_in_index")
-    return dataclasses.replace(flow, placed=bool(counted))
-
-
-def _drawn_classes(op, output, inputs, batch_size) -> Flow:
-    """The flow of classes drawn by a seed, which gives each place its own numbers."""
-    flow = mixing.transfer(op, output, inputs, batch_size)
-    return dataclasses.replace(flow, placed=draws_the_same(op))
-
-
-def _bitcast(op, output, inputs, batch_size) -> Flow:
-    """The flow of the bits of each entry; a last axis may split or join them."""
-    flow, joined = inputs[0], op.inputs[0].shape.rank > output.shape.rank
-    if joined and output.shape.rank in flow.axes:
-        return Flow(DATA, None, coupled=op)
-    return flow.on(flow.axes)
 
 
 def _conv_transpose(op, output, inputs, batch_size) -> Flow:
@@ -549,7 +379,10 @@ def _fused_batch_norm(op, output, inputs, batch_size) -> Flow:
     if not op.get_attr("is_training"):
         # Each channel has its own scale.
         return Flow(DATA, None) if channel in flow.axes else flow
-    return _over_axes(op, flow, [a for a in range(rank) if a != channel])
+    result = _over_axes(op, flow, [a for a in range(rank) if a != channel])
+    scales = _public(op, inputs, op.inputs[1:3]) if channel in flow.axes else ()
+    alike = all(rows_alike(scale, -1) for scale in scales)
+    return result if alike else dataclasses.replace(result, obstacle=CONSTANT_BY_PLACE)
 
 
 def _reverse(op, output, inputs, batch_size) -> Flow:
@@ -591,6 +424,12 @@ def _call(op, output, inputs, batch_size) -> Flow:
     )
 
 
+def _shuffle(op, output, inputs, batch_size) -> Flow:
+    """The flow of a random order along axis 0."""
+    coupled = op if inputs[0].axes and 0 in inputs[0].axes else None
+    return Flow(DATA, None, coupled=coupled)
+
+
 def _learning_sampler(op, output, inputs, batch_size) -> Flow:
     """The flow of a drawn class: it was a label of this or of an earlier batch."""
     return Flow(DATA, None, coupled=op)
@@ -610,23 +449,11 @@ def _pad(op, output, inputs, batch_size) -> Flow:
     return flow.on(flow.axes)
 
 
-def _shuffle(op, output, inputs, batch_size) -> Flow:
-    return _over_axes(op, inputs[0], [0])
-
-
-def _drawn(op, output, inputs, batch_size):
-    """The flow of random numbers drawn for each parameter of a distribution."""
-    shape = _constant(op.inputs[0])
-    if shape is None or np.size(shape):
-        return Flow(DATA, None)
-    return inputs[1]
-
-
 #: The number of the input with the examples, for ops with further inputs that are axes,
 #: lengths and places.
 _READ_FROM = {
     **dict.fromkeys(
-        """Reshape Transpose ConjugateTranspose ExpandDims SplitV StridedSlice Slice
+        """Reshape Transpose ExpandDims SplitV StridedSlice Slice
         SpaceToBatchND BatchToSpaceND BroadcastTo Tile Roll ReverseV2 OneHot Pad PadV2
         MirrorPad""".split(),
         0,
@@ -655,35 +482,20 @@ _TABLE: dict[str, Callable] = {
     **dict.fromkeys(ops.SCANS, _scan),
     **dict.fromkeys(mixing.RULES, mixing.transfer),
     **layouts.RULES,
-    **dict.fromkeys(
-        """MatrixDiag MatrixDiagV2 MatrixDiagV3 MatrixDiagPart MatrixDiagPartV2
-        MatrixDiagPartV3 MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3
-        MatrixBandPart""".split(),
-        _matrices,
-    ),
     **contractions.RULES,
     "Roll": _roll,
     "RandomShuffle": _shuffle,
-    "RandomGamma": _drawn,
-    "RandomPoissonV2": _drawn,
     "ComputeAccidentalHits": sparse.accidental_hits,
     "StringSplitV2": sparse.split_strings,
-    **dict.fromkeys(
-        "SparseCross SparseCrossV2 SparseCrossHashed".split(), sparse.cross
-    ),
+    "SparseCross": sparse.cross,
     **dict.fromkeys(ops.LEARNING_SAMPLERS, _learning_sampler),
     "PartitionedCall": _call,
     "StatefulPartitionedCall": _call,
     "ReverseV2": _reverse,
-    "Gather": _gather,
     "GatherV2": _gather,
     "ResourceGather": _gather,
-    "GatherNd": _gather_nd,
     "OneHot": _one_hot,
-    "Bitcast": _bitcast,
-    "MaxPoolWithArgmax": _arg_pool,
-    "StatelessMultinomial": _drawn_classes,
-    **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), _looked_up),
+    "LookupTableFindV2": _looked_up,
     **dict.fromkeys("Pad PadV2 MirrorPad".split(), _pad),
     "Conv2DBackpropInput": _conv_transpose,
     "Conv3DBackpropInputV2": _conv_transpose,

@@ -312,12 +312,6 @@ def _scatter(op, output, found, inputs):
     return _rows_apart(entry.key)
 
 
-def _sum_by_row(op, output, found, inputs):
-    """The flow of entries that are summed, each into its own row."""
-    by_row = _role(found[1], ROWS) and _role(found[0], VALUES, found[1].key)
-    return _rows_apart(found[1].key) if by_row else None
-
-
 def _has_all_rows(op, output, flow: Flow, batch_size: int | None, flow_of) -> bool:
     """Whether an output has on axis 0 the rows of all examples, and no more."""
     if op.type in ops.SCATTERS and op.type != "ScatterNd":
@@ -381,13 +375,6 @@ def _filled(key: tuple) -> bool:
     Without this, a sum by row number may have fewer rows than examples.
     """
     return key[-1].startswith(_FILLED)
-
-
-def _softmax(op, output, found, inputs):
-    """The flow of a `SparseSoftmax`, over the last axis."""
-    if not _role(found[0], INDICES) or not _role(found[1], VALUES, found[0].key):
-        return None
-    return _entries(found[0].key, VALUES)
 
 
 def _segment_sum(op, output, found, inputs):
@@ -567,7 +554,7 @@ _LISTED = Flow(DATA, (0,), 1)
 
 #: Ops that write entries into rows; a sparse batch has as many rows as examples, but
 #: these ops make as many as an input says.
-_WRITES = ops.SCATTERS | ops.UNSORTED_SEGMENTS
+_WRITES = ops.SCATTERS
 
 #: Ops whose rules take the number of rows from a sparse batch.
 _OF_SPARSE = ops.CTC | frozenset(
@@ -577,11 +564,10 @@ _OF_SPARSE = ops.CTC | frozenset(
 
 _RULES = {
     **dict.fromkeys(ops.SCATTERS, _scatter),
-    **dict.fromkeys(ops.UNSORTED_SEGMENTS, _sum_by_row),
     **dict.fromkeys(ops.CTC, _ctc),
     "RaggedTensorToTensor": _padded,
     "RaggedBincount": _counted,
-    **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), _looked_up),
+    "LookupTableFindV2": _looked_up,
     "StringNGrams": _grams,
     **dict.fromkeys(("Bincount", "DenseBincount"), _lengths),
     "Cumsum": _ends,
@@ -599,9 +585,8 @@ _RULES = {
     "SparseReshape": _sparse_reshape,
     "SparseFillEmptyRows": _fill_empty_rows,
     "SparseReorder": _reorder,
-    "SparseSoftmax": _softmax,
     "SparseTensorDenseMatMul": _matmul,
     "SparseToDense": _to_dense,
-    **dict.fromkeys(ops.SEGMENT_SUMS, _segment_sum),
+    "SegmentSum": _segment_sum,
     **dict.fromkeys(ops.SEGMENT_LOOKUPS, _looked_up_sum),
 }

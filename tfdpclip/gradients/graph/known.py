@@ -196,10 +196,7 @@ def rows_alike(tensor: tf.Tensor, axis: int) -> bool:
 
 
 #: Ops on the matrices in the last two axes, each place of the axes before by itself.
-_MATRICES = frozenset(
-    """BatchMatMul BatchMatMulV2 BatchMatMulV3 Cholesky MatrixInverse
-    MatrixSolve MatrixTriangularSolve""".split()
-)
+_MATRICES = frozenset("BatchMatMulV2 BatchMatMulV3 MatrixSolve".split())
 
 #: By type of convolution: the input of images, one for each entry of axis 0.
 _IMAGES = {"Conv2D": 0, "Conv2DBackpropInput": 2}
@@ -387,7 +384,7 @@ def known_value(tensor: tf.Tensor):
         rank = op.inputs[0].shape.rank
         return None if rank is None else np.array(op.inputs[0].shape.as_list(), object)
     if op.type in ops.SAME_NUMBERS:
-        return known_value(op.inputs[0])
+        return _same_numbers(tensor, known_value(op.inputs[0]))
     if op.type == "Split":
         return _piece(tensor)
     compute = _COMPUTED.get(op.type)
@@ -397,6 +394,18 @@ def known_value(tensor: tf.Tensor):
     if op.type == "Pack":
         return _pack(op, *inputs)
     return None if any(value is None for value in inputs) else compute(op, *inputs)
+
+
+def _same_numbers(tensor: tf.Tensor, value):
+    """The numbers of a known value in the shape, and of the type, of a tensor."""
+    lengths = tensor.shape.as_list() if tensor.shape.rank is not None else [None] * 2
+    if value is None or lengths.count(None) > 1:
+        return None
+    numbers = np.reshape(value, [-1 if n is None else n for n in lengths])
+    if tensor.op.type == "Cast" and tensor.dtype.is_integer:
+        whole = [None if n is None else int(n) for n in np.ravel(numbers)]
+        numbers = np.reshape(np.array(whole, object), numbers.shape)
+    return numbers if numbers.ndim else numbers[()]
 
 
 def _piece(tensor: tf.Tensor):

@@ -215,26 +215,16 @@ QUOTIENTS = frozenset("RealDiv Div DivNoNan".split())
 
 #: Ops that compute each entry from the same entry of every input, with broadcasting.
 ELEMENTWISE = frozenset(
-    """Abs Acos Acosh Add AddN AddV2 Angle ApproximateEqual AsString Asin Asinh Atan
-    Atan2 Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0
-    BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Betainc BiasAdd BitwiseAnd
-    BitwiseOr BitwiseXor Bucketize Cast Ceil CheckNumerics CheckNumericsV2
-    ClipByValue Complex ComplexAbs Conj Copy CopyHost Cos Cosh Dawsn DebugIdentityV2
-    DecodeBase64 Digamma Div DivNoNan Elu EluGrad EncodeBase64 EnsureShape Equal Erf
-    Erfc Erfinv Exp Expint Expm1 FakeQuantWithMinMaxArgs Floor FloorDiv FloorMod
-    FresnelCos FresnelSin Greater GreaterEqual Identity Igamma IgammaGradA Igammac
-    Imag Inv InvGrad Invert IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift
-    Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum
-    Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual OnesLike PlaceholderWithDefault
-    Polygamma PopulationCount Pow PreventGradient RandomGammaGrad Real RealDiv
-    Reciprocal ReciprocalGrad RegexFullMatch RegexReplace Relu Relu6 Relu6Grad
-    ReluGrad RightShift Rint Round Rsqrt RsqrtGrad Select SelectV2 Selu SeluGrad
-    Sigmoid SigmoidGrad Sign Sin Sinh Snapshot Softplus SoftplusGrad Softsign
-    SoftsignGrad Spence Sqrt SqrtGrad Square SquaredDifference StaticRegexFullMatch
-    StaticRegexReplace StopGradient StringLength StringLower StringStrip
-    StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber
-    StringUpper Sub Substr Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py
-    Xlogy ZerosLike Zeta""".split()
+    """Abs AddN AddV2 AsString BiasAdd BitwiseOr Bucketize Cast Ceil Complex ComplexAbs
+    Cos DivNoNan Elu EluGrad EnsureShape Equal Erf Erfc Exp Expm1 Floor FloorDiv
+    FloorMod Greater GreaterEqual Identity Imag IsFinite IsNan LeakyRelu
+    LeakyReluGrad LeftShift Less LessEqual Log Log1p LogicalAnd LogicalNot LogicalOr
+    Maximum Minimum Mul MulNoNan Neg NotEqual OnesLike Pow Real RealDiv Reciprocal
+    ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad RightShift Round Rsqrt RsqrtGrad
+    Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Softplus SoftplusGrad
+    Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference StaticRegexReplace
+    StopGradient StringLower StringToHashBucketFast StringToHashBucketStrong Sub Tan
+    Tanh TanhGrad ZerosLike""".split()
 )
 
 #: Ops that ignore the values of their input.
@@ -242,20 +232,17 @@ VALUELESS = frozenset("ZerosLike OnesLike".split())
 
 #: Ops that compute each row on axis 0 from the same row of the input.
 ROW_BY_ROW = frozenset(
-    """ResizeNearestNeighbor ImageProjectiveTransformV2 ImageProjectiveTransformV3
-    DepthToSpace SpaceToDepth Multinomial""".split()
+    """DepthToSpace ImageProjectiveTransformV3 ResizeNearestNeighbor""".split()
 )
 
 #: Reductions over the axes in the second input.
-REDUCTIONS = frozenset(
-    """Sum Mean Max Min Prod All Any ArgMax ArgMin EuclideanNorm""".split()
-)
+REDUCTIONS = frozenset("All Any ArgMax ArgMin Max Mean Min Sum".split())
 
 #: Ops that combine entries along the last axis.
 LAST_AXIS = frozenset("Softmax LogSoftmax".split())
 
 #: Scans along the axis in the second input.
-SCANS = frozenset("Cumsum Cumprod CumulativeLogsumexp".split())
+SCANS = frozenset("Cumprod Cumsum CumulativeLogsumexp".split())
 
 #: Convolutions with a kernel that may have feature groups.
 CONVOLUTIONS = frozenset("Conv2D Conv3D".split())
@@ -285,36 +272,15 @@ PADDED = frozenset(["RaggedTensorToTensor"])
 
 #: Sums and copies to positions that are data: several examples may share a position.
 BY_PLACE = frozenset(
-    """SegmentSum SegmentMean SegmentMax SegmentMin SegmentProd SegmentSumV2
-    SegmentProdV2 SegmentMaxV2 SegmentMinV2 UnsortedSegmentSum UnsortedSegmentMax
-    UnsortedSegmentMin UnsortedSegmentProd SparseSegmentSum SparseSegmentMean
-    SparseSegmentSqrtN SparseSegmentSumWithNumSegments
-    SparseSegmentMeanWithNumSegments SparseSegmentSqrtNWithNumSegments Bincount
-    DenseBincount SparseBincount RaggedBincount ScatterNd ScatterNdNonAliasingAdd
-    TensorScatterUpdate TensorScatterAdd TensorScatterSub TensorScatterMax
-    TensorScatterMin SparseReduceSum SparseReduceMax SparseToDense DynamicStitch
-    ParallelDynamicStitch""".split()
+    """Bincount DenseBincount RaggedBincount SegmentSum SparseSegmentMean
+    SparseSegmentSqrtN SparseSegmentSum SparseToDense UnsortedSegmentSum""".split()
 )
 
 #: Ops that write to positions along the first axes.
-SCATTERS = frozenset(
-    """ScatterNd TensorScatterUpdate TensorScatterAdd TensorScatterSub
-    TensorScatterMax TensorScatterMin""".split()
-)
+SCATTERS = frozenset("ScatterNd TensorScatterAdd".split())
 
 #: Ops that look up rows of a table.
 LOOKUPS = frozenset("ResourceGather GatherV2".split())
-
-#: Ops that combine the rows with the same segment number.
-SEGMENT_SUMS = frozenset(
-    """SegmentSum SegmentMean SegmentMax SegmentMin SegmentProd""".split()
-)
-
-#: The same with any order of segment numbers, and a number of segments.
-UNSORTED_SEGMENTS = frozenset(
-    """UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin
-    UnsortedSegmentProd""".split()
-)
 
 #: Ops that look up rows and combine the rows with the same segment number.
 SEGMENT_LOOKUPS = frozenset(
@@ -326,43 +292,24 @@ SEGMENT_LOOKUPS = frozenset(
 #: If an op of these types keeps the examples apart, so does its registered gradient:
 #: the backward lemma of `isolation_proof.py`, tried by tests/gradients/lemmas_test.py.
 GRADIENTS_APART = frozenset(
-    """Abs Acos Acosh Add AddN AddV2 Angle ApproxTopK ArgMax ArgMin Asin Asinh Atan
-    Atan2 Atanh AvgPool AvgPool3D BandedTriangularSolve BatchMatMul BatchMatMulV2
-    BatchMatMulV3 BatchToSpaceND BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0
-    BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Betainc BiasAdd
-    BroadcastTo CTCLoss CTCLossV2 Cast Ceil CheckNumerics CheckNumericsV2 Cholesky
-    ClipByValue Complex ComplexAbs ConcatV2 Conj ConjugateTranspose Conv2D
-    Conv2DBackpropInput Conv3D Conv3DBackpropInputV2 Cos Cosh Cross Cumprod Cumsum
-    CumulativeLogsumexp Dawsn DebugIdentityV2 DepthToSpace DepthwiseConv2dNative
-    Digamma Dilation2D Div DivNoNan Eig Einsum Elu EluGrad EnsureShape Erf Erfc
-    Erfinv EuclideanNorm Exp ExpandDims Expint Expm1 ExtractImagePatches FFT FFT2D
-    FFT3D FakeQuantWithMinMaxArgs Fill Floor FloorDiv FloorMod FresnelCos FresnelSin
-    FusedBatchNormV3 Gather GatherNd GatherV2 IFFT IFFT2D IFFT3D IRFFT IRFFT2D
-    Identity IdentityN Igamma Igammac Imag ImageProjectiveTransformV2
-    ImageProjectiveTransformV3 Inv InvGrad IsotonicRegression LRN LeakyRelu
-    LeakyReluGrad Lgamma Log Log1p LogMatrixDeterminant LogSoftmax MatMul
-    MatrixBandPart MatrixDeterminant MatrixDiag MatrixDiagPart MatrixDiagPartV2
-    MatrixDiagPartV3 MatrixDiagV2 MatrixDiagV3 MatrixInverse MatrixSetDiag
-    MatrixSetDiagV2 MatrixSetDiagV3 MatrixSolve MatrixSolveLs MatrixSquareRoot
-    MatrixTriangularSolve Max MaxPool MaxPool3D MaxPoolV2 MaxPoolWithArgmax Maximum
-    Mean Min Minimum MirrorPad Mul MulNoNan Ndtri Neg NextAfter NthElement Pack Pad
-    PadV2 PlaceholderWithDefault Polygamma Pow PreventGradient Prod Qr
-    QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4 RFFT
-    RFFT2D RGBToHSV RandomGamma Real RealDiv Reciprocal ReciprocalGrad Relu Relu6
-    Relu6Grad ReluGrad Reshape ResizeBicubic ResizeBilinear ResizeNearestNeighbor
-    ResourceGather ReverseV2 Rint Roll Round Rsqrt RsqrtGrad ScatterNd SegmentMax
-    SegmentMean SegmentMin SegmentProd SegmentSum Select SelectV2 SelfAdjointEigV2
-    Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Slice Softmax
+    """Abs AddN AddV2 ArgMax ArgMin AvgPool AvgPool3D BatchMatMulV2 BatchMatMulV3
+    BatchToSpaceND BiasAdd BroadcastTo CTCLoss CTCLossV2 Cast Ceil Complex
+    ComplexAbs ConcatV2 Conv2D Conv2DBackpropInput Conv3D Conv3DBackpropInputV2 Cos
+    Cumprod Cumsum CumulativeLogsumexp DepthToSpace DepthwiseConv2dNative DivNoNan
+    Einsum Elu EluGrad EnsureShape Erf Erfc Exp ExpandDims Expm1 ExtractImagePatches
+    FFT2D Fill Floor FloorDiv FloorMod FusedBatchNormV3 GatherNd GatherV2 Identity
+    IdentityN Imag ImageProjectiveTransformV3 LeakyRelu LeakyReluGrad Log Log1p
+    LogSoftmax MatMul Max MaxPool MaxPool3D Maximum Mean Min Minimum MirrorPad Mul
+    MulNoNan Neg Pack Pad PadV2 Pow RFFT Real RealDiv Reciprocal ReciprocalGrad Relu
+    Relu6 Relu6Grad ReluGrad Reshape ResizeBilinear ResizeNearestNeighbor
+    ResourceGather ReverseV2 Roll Round Rsqrt RsqrtGrad ScatterNd SegmentSum Select
+    SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Slice Softmax
     SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign SpaceToBatchND
-    SpaceToDepth SparseFillEmptyRows SparseMatMul SparseReorder SparseSegmentMean
-    SparseSegmentMeanWithNumSegments SparseSegmentSqrtN
-    SparseSegmentSqrtNWithNumSegments SparseSegmentSum
-    SparseSegmentSumWithNumSegments SparseSoftmax SparseSoftmaxCrossEntropyWithLogits
-    SparseTensorDenseMatMul SparseToDense Spence Split SplitV Sqrt SqrtGrad Square
-    SquaredDifference Squeeze StridedSlice Sub Sum Svd Tan Tanh TanhGrad
+    SparseFillEmptyRows SparseMatMul SparseReorder SparseSegmentMean
+    SparseSegmentSqrtN SparseSegmentSum SparseSoftmaxCrossEntropyWithLogits
+    SparseTensorDenseMatMul SparseToDense Split SplitV Sqrt SqrtGrad Square
+    SquaredDifference Squeeze StridedSlice Sub Sum Tan Tanh TanhGrad
     TensorListFromTensor TensorListGetItem TensorListPopBack TensorListPushBack
-    TensorListSetItem TensorListStack TensorScatterAdd TensorScatterMax
-    TensorScatterMin TensorScatterSub TensorScatterUpdate Tile TopKV2 Transpose
-    TridiagonalSolve TruncateDiv Unpack UnsortedSegmentMax UnsortedSegmentMin
-    UnsortedSegmentProd UnsortedSegmentSum Xdivy Xlog1py Xlogy Zeta""".split()
+    TensorListSetItem TensorListStack TensorScatterAdd Tile TopKV2 Transpose Unpack
+    UnsortedSegmentSum""".split()
 )

@@ -13,7 +13,6 @@ import contextlib
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip.gradients.flows import places
 from tfdpclip.gradients.flows.flow import DATA, SIZE, Flow
 from tfdpclip.gradients.flows.slices import axes_cut
 from tfdpclip.gradients.graph import known, ops
@@ -30,7 +29,6 @@ _OTHER_SHAPES = {
     "SparseReshape": (1, 2),
     "SparseFillEmptyRows": (2,),
     "SparseReorder": (2,),
-    "SparseSoftmax": (2,),
     # The number of rows of the entries.
     "RaggedTensorToTensor": (3,),
 }
@@ -75,17 +73,10 @@ def _is_length(op, index, output, flow: Flow, size: Flow, flows) -> bool:
     if op.type in ("Bincount", "DenseBincount"):
         # The number of rows with counted entries.
         return index == 1 and flow.entry is not None
-    if op.type in ops.UNSORTED_SEGMENTS:
-        return index == 2 and flow.leads
     if op.type == "Range":
         return index == 1
     if op.type in ops.CUTS and index in ops.CUTS[op.type]:
         return _cuts_examples(op, size, flows)
-    if op.type.startswith("TensorList"):
-        # A list with an element for each example, and a place in the list.
-        return flows[op.inputs[0]].example == places.EACH or (
-            op.type == "TensorListSetItem" and flow.example == places.EACH and index < 2
-        )
     if op.type == "Transpose":
         return keeps_order(op)
     if op.type == "SelectV2" and index == 0:

@@ -30,7 +30,7 @@ from collections.abc import Collection, Iterable, Iterator
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip.gradients.flows import gradient_flows, op_flows, own_rows
+from tfdpclip.gradients.flows import gradient_flows, op_flows
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA
 from tfdpclip.gradients.graph import calls, known, op_copies, ops
@@ -195,7 +195,7 @@ def _unknown_property(tensor: tf.Tensor, flows: Dataflow) -> str | None:
     if flow.kind != DATA:
         return None
     if flows.batch_size is None and op not in flows.inner:
-        made = flow.made and flow.axes == () and flow.example is None
+        made = flow.made and flow.axes == ()
         if made or size_uses.is_harmful(op, tensor, flows):
             return "how its output depends on the number of examples"
     if flow.placed and not flow.made and not _chooses_rows(tensor, flows):
@@ -224,9 +224,12 @@ def _chooses_rows(tensor: tf.Tensor, flows: Dataflow) -> bool:
         if reader.type in ("Identity", "Cast") and tensor.dtype in known.EXACT:
             if _chooses_rows(reader.outputs[0], flows):
                 continue
-        choice = own_rows.row_choice(reader, flows.__getitem__)
         read = [i for i, t in enumerate(reader.inputs) if t is tensor]
-        if choice is None or read != [choice[0]]:
+        if (
+            reader.type != "GatherV2"
+            or read != [1]
+            or not known.takes_every_row(reader)
+        ):
             return False
     return True
 

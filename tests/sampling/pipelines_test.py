@@ -95,7 +95,7 @@ REGROUPED = {
     "interleave": lambda d: d.interleave(
         lambda x, y: tf.data.Dataset.from_tensors((x, y)).repeat(2)
     ).apply(tf.data.experimental.assert_cardinality(120)),
-    "directedinterleave": lambda d: tf.data.Dataset.choose_from_datasets(
+    "sample_from_datasets": lambda d: tf.data.Dataset.choose_from_datasets(
         [d, d], tf.data.Dataset.range(60).map(lambda i: i % 2)
     ).apply(tf.data.experimental.assert_cardinality(60)),
 }

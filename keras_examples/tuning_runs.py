@@ -227,31 +227,23 @@ def train_plainly(task: Task, seed: int, batch_size: int = 64) -> Run:
 
 
 def plan_settings(task: Task, epsilon: float) -> dict[str, Any]:
-    """What the plan chooses for a task, from public facts."""
-    plan = _plan(task, epsilon)
+    """Every number that the plan chooses for a task, from public facts."""
+    plan, model = _plan(task, epsilon), task.build(0)
+    optimizer = plan.optimizer()
+    optimizer.build(model.trainable_variables)
+    rate = optimizer.get_config()["learning_rate"]
     return {
         "batch_size": plan.batch_size,
         "epochs": plan.epochs,
-        "learning_rate": float(f"{_rule(plan, task.build(0)):.4g}"),
+        "optimizer": optimizer.name,
+        "clip": str(optimizer.clip),
+        "decay": rate["class_name"],
+        "learning_rate": float(f"{rate['config']['initial_learning_rate']:.4g}"),
     }
 
 
 def _plan(task: Task, epsilon: float) -> dpc.keras.PrivacyPlan:
-    size = max(1, task.examples // 16)
-    return dpc.keras.PrivacyPlan(epsilon, DELTA, task.examples, size, 30)
-
-
-def _rule(plan: dpc.keras.PrivacyPlan, model: tf.keras.Model) -> float:
-    """The rate with which the walk that noise makes of a weight has a fixed size."""
-    sigma = plan.noise_multiplier / plan.batch_size
-    weights = sum(
-        math.prod(v.shape)
-        for layer in model.layers
-        if not isinstance(layer, tf.keras.layers.Embedding)
-        for v in layer.trainable_variables
-    )
-    size = 0.35 * (1500 / weights) ** 0.25
-    return size * (1 - MOMENTUM) / (sigma * math.sqrt(plan.steps))
+    return dpc.keras.PrivacyPlan(epsilon, DELTA, task.examples)
 
 
 def train_by_plan(task: Task, epsilon: float, seed: int) -> Run:
@@ -264,13 +256,6 @@ def train_by_plan(task: Task, epsilon: float, seed: int) -> Run:
     """
     started = time.monotonic()
     plan, model = _plan(task, epsilon), task.build(seed)
-    rate = tf.keras.optimizers.schedules.CosineDecay(_rule(plan, model), plan.steps)
-    optimizer = plan.optimizer(dpc.keras.DPSGD, rate, momentum=MOMENTUM)
-    model.compile(optimizer, task.loss(), steps_per_execution=plan.steps_per_execution)
-    model.fit(
-        plan.batches(task.train),
-        epochs=plan.epochs,
-        callbacks=plan.callbacks,
-        verbose=0,
-    )
+    model.compile(plan.optimizer(), task.loss())
+    plan.fit(model, task.train, verbose=0)
     return Run(task.scored(model), time.monotonic() - started)

@@ -37,7 +37,7 @@ def test_one_round_of_the_cohort_is_what_counts(process):
         with counted.round() as cohort:
             state = run(process, len(cohort), state).state
     assert counted.rounds == 2
-    assert "each block of round()" not in str(counted.statement)
+    assert "each block of round()" not in str(counted.statement())
 
 
 @pytest.mark.parametrize(
@@ -126,4 +126,4 @@ def test_a_context_that_does_not_count_is_stated(process, monkeypatch):
     counted = budget()
     with counted.round():
         pass
-    assert "each block of round() ran one round" in str(counted.statement)
+    assert "each block of round() ran one round" in str(counted.statement())

@@ -16,6 +16,7 @@ from tests.gradients.cases import (
 from tfdpclip.gradients import (
     ExampleIsolationError,
     LossStructureError,
+    OneByOneWarning,
     per_example_norms,
 )
 
@@ -162,14 +163,8 @@ BY_PLACE = {
     "sorted_segments": lambda x: tf.gather(
         tf.math.segment_sum(x @ W, tf.sort(groups(x))), groups(x)
     ),
-    "scattered": lambda x: tf.tensor_scatter_nd_add(
-        x @ W, groups(x)[:, tf.newaxis], x @ W
-    ),
     "counts": lambda x: (
         (x @ W) * tf.cast(tf.math.bincount(groups(x), minlength=4), tf.float32)
-    ),
-    "into_a_table": lambda x: tf.gather(
-        tf.scatter_nd(groups(x)[:, tf.newaxis], x @ W, [2, 4]), groups(x)
     ),
 }
 
@@ -185,6 +180,35 @@ def test_sums_whose_places_are_data_are_refused_by_name(name, dynamic):
 
     with pytest.raises(ExampleIsolationError, match="combines the examples"):
         step(X)
+
+
+# Scatters to places that are data are no sums that a model has: no lemma names them.
+SCATTERED = {
+    "scattered": lambda x: tf.tensor_scatter_nd_add(
+        x @ W, groups(x)[:, tf.newaxis], x @ W
+    ),
+    "into_a_table": lambda x: tf.gather(
+        tf.scatter_nd(groups(x)[:, tf.newaxis], x @ W, [2, 4]), groups(x)
+    ),
+}
+
+
+@both_shapes
+@pytest.mark.parametrize("name", SCATTERED)
+def test_scatters_whose_places_are_data_are_taken_one_example_at_a_time(name, dynamic):
+    @tf.function(input_signature=[tf.TensorSpec([None if dynamic else 5, 3])])
+    def step(x):
+        return per_example_norms(squash(SCATTERED[name](x)), [W])
+
+    with pytest.warns(OneByOneWarning):
+        norms = step(X).numpy()
+    # In a graph of static shape, every row of the batch is the example.
+    copies = 1 if dynamic else 5
+    for i, norm in enumerate(norms):
+        with tf.GradientTape() as tape:
+            loss = squash(SCATTERED[name](tf.repeat(X[i : i + 1], copies, 0)))[0]
+        gradient = tf.convert_to_tensor(tape.gradient(loss, W))
+        np.testing.assert_allclose(norm, tf.norm(gradient), rtol=1e-4)
 
 
 COUNTS = {

@@ -1115,6 +1115,8 @@ REFUSED = frozenset(
         "entries at the places of a mask, summed",
         "rows of a list of numbers",
         "softmax of each row's entries",
+        "own sums of a list",
+        "own sums of each row",
     ]
 )
 
@@ -1174,7 +1176,6 @@ NOT_CLAIMED = frozenset(
         "one sorted list",
         "a map",
         "a loop over the rows",
-        "draws that are stacked, repeated and solved",
         "entries by number",
     ]
 )

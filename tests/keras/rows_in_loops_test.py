@@ -522,7 +522,7 @@ class TestStepsOfALedger:
                 step.take_step(x)
 
         ledger = self._ledger(data)
-        with pytest.raises(PrivacyMismatchError, match="the draw was empty"):
+        with pytest.raises(PrivacyMismatchError, match="the result of Sum"):
             self._train(made, ledger, data.take(20))
 
     def test_steps_more_than_were_said_are_found_and_counted(self):

@@ -198,7 +198,7 @@ FINDINGS = (
     ),
     Finding("ranks within the batch", of_hidden(by_rank), MIXED),
     Finding(
-        "integers, examples that meet behind an op without a rule", integers, MIXED
+        "integers, examples that meet behind an op without a rule", integers, COMPARED
     ),
     Finding("a gate that opens later, to sums of pairs", gate, RULE),
     Finding(

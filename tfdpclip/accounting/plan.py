@@ -103,6 +103,7 @@ class BudgetPlan(ShownAsText, abc.ABC):
             self.noise_multiplier = self._least_noise()
         elif not any(map(self._runs_in, self.ledger.phases)):
             self._refuse_other_phases()
+        self._complete = True
 
     def _refuse_other_phases(self) -> None:
         """Raises if `fit` would refuse this plan after the ledger's last phase."""
@@ -123,8 +124,6 @@ class BudgetPlan(ShownAsText, abc.ABC):
         """
         before = sum(phase.steps for phase in self._before)
         return self.ledger.steps - before >= self.steps
-
-        self._complete = True
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(self, "_complete") and name[0] != "_" and name in vars(self):

@@ -154,11 +154,11 @@ def refuse_unknown_ids(model: Any, arrays: tuple | None) -> None:
     The smallest and the largest labels, and all ids, are tried before any draw.
 
     Args:
-      model: a compiled model.
+      model: a compiled model; None for draws without a model.
       arrays: (x, y) or (x, y, sample_weight) of all records; None if the records are
         not in memory.
     """
-    if arrays is None:
+    if model is None or arrays is None:
         return
     refuse_missing_rows(model, arrays[0])
     for loss, output, name, labels in _losses(model, arrays[1:2]):

@@ -398,6 +398,8 @@ ALTERED_DATA = (
 _DATA = ""
 # Ops that leave every number in its place.
 _UNCHANGED = frozenset("Identity Cast EnsureShape StopGradient".split())
+# Lists of a number of places, without values.
+_EMPTY_LISTS = frozenset(("TensorListReserve", "EmptyTensorList"))
 _BY_A_CONSTANT = frozenset("Mul AddV2 Add Sub RealDiv".split())
 
 
@@ -440,6 +442,8 @@ class _AlteredDataSearch(Search):
                 arguments = [_DATA if isinstance(g, str) else g for g in found]
                 for name in private:
                     self._within(node, name, arguments_of(node, arguments))
+            if node.op in _EMPTY_LISTS:
+                continue
             if node.op.startswith(("IteratorGetNext", "OptionalGetValue")):
                 known[node.name] = _DATA
             elif handles and node.op == "Identity":

@@ -431,9 +431,6 @@ TAKEN_ROWS = {
     "mapped_over_time": lambda x: tf.map_fn(
         lambda r: tf.scan(lambda a, b: tf.tanh(a + b), r)[-1], x
     ),
-    "vectorized": lambda x: tf.vectorized_map(
-        lambda r: tf.reduce_sum(tf.sort(r) * r), x
-    ),
     "indices": lambda x: tf.stack([tf.reduce_sum(x[i]) for i in range(4)]),
     "unstacked": lambda x: tf.stack([tf.reduce_sum(row) for row in tf.unstack(x, 4)]),
 }

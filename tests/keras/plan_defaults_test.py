@@ -154,7 +154,7 @@ def test_fit_takes_arrays_callbacks_validation_and_class_weights():
     model = compiled(plan)
     seen = []
     each = tf.keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda _, logs: seen.append(logs)
+        on_epoch_end=lambda epoch, logs: seen.append(logs)
     )
     history = plan.fit(
         model,
@@ -182,7 +182,7 @@ def test_fit_runs_in_executions_unless_the_model_has_its_own():
     model = compiled(plan)
     calls = []
     count = tf.keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda b, _: calls.append(b)
+        on_train_batch_end=lambda batch, logs: calls.append(batch)
     )
     plan.fit(model, data(), callbacks=[count], verbose=0)
     assert len(calls) == plan.steps / plan.steps_per_execution < plan.steps

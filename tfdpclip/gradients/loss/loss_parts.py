@@ -380,7 +380,8 @@ class _Walker:
             "does this): each example's gradient would depend on the others. "
             "Divide by a constant; or each example's sum by its own number: axis=-1 in "
             "both tf.reduce_sum, axis=(1, 2, 3) of images; or, where Keras divides by "
-            "a mask, compile with loss=dpc.keras.PerExampleLoss(loss)."
+            "a mask, compile with loss=dpc.keras.PerExampleLoss("
+            "tf.keras.losses.MeanSquaredError()), or with the loss that you have."
             + see("losses-that-divide-by-the-batch")
         )
 

@@ -474,12 +474,7 @@ _DEFAULTS = frozenset(
 )
 
 
-<<<<<<< HEAD
-#: Ops without random uses, as some end the process: tests/gradients/lemma_cases.py has
-#: uses of them.
-=======
 #: Ops without random uses, as some of them end the process; they have cases by hand.
->>>>>>> ops
 NOT_TRIED = frozenset(
     """Conv2DBackpropInput Conv3DBackpropInputV2 PartitionedCall CTCLoss CTCLossV2
     SplitV StatefulPartitionedCall ResourceGather LookupTableFindV2""".split()

@@ -389,9 +389,10 @@ def find_altered_data(
 
 ALTERED_DATA = (
     "A function or a branch with the private step inside gets more than data: it gets "
-    "the result of {}. Examples may have been combined there, and the private step "
-    "cannot check it. Compute this result in the function that computes the loss, or, "
-    "record by record, in the data pipeline." + see("mixed-examples")
+    "the result of {}. Examples may have been combined there, unseen by the proof; and "
+    "a skipped step reveals that the draw was empty. Compute this result in the "
+    "function that computes the loss, or, record by record, in the data pipeline."
+    + see("mixed-examples")
 )
 
 # The known value of a tensor: unchanged data, or the name of the op that changed data.

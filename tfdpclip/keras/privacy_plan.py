@@ -457,14 +457,18 @@ class PrivacyPlan(BudgetPlan):
 
         def used_by(rows: int) -> int:
             trial = copy.copy(self)
-            trial.physical_batch_size = rows
-            trial.accumulation_steps = -(-capacity // rows)
-            # Further batches of a step take no more memory.
-            trial._summed = min(trial.accumulation_steps, 2)
-            trial.ledger, trial._histories = Ledger(self.delta, self.accountant), []
-            trial._secret = None
-            model, batches = training(trial)
-            return step_memory.measure_step(model, batches, trial._summed)
+            batches = -(-capacity // rows)
+            vars(trial).update(
+                physical_batch_size=rows,
+                accumulation_steps=batches,
+                ledger=Ledger(self.delta, self.accountant),
+                # Further batches of a step take no more memory.
+                _summed=min(batches, 2),
+                _histories=[],
+                _secret=None,
+            )
+            model, drawn = training(trial)
+            return step_memory.measure_step(model, drawn, trial._summed)
 
         rows = step_memory.find_most_rows(used_by, memory, capacity)
         return self.replace(physical_batch_size=rows, ledger=self._settings["ledger"])

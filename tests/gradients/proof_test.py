@@ -1117,8 +1117,6 @@ REFUSED = frozenset(
         "entries at the places of a mask, summed",
         "rows of a list of numbers",
         "softmax of each row's entries",
-        "own sums of a list",
-        "own sums of each row",
     ]
 )
 

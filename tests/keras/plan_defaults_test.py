@@ -215,6 +215,15 @@ def test_fit_refuses_what_the_plan_decides(option):
     assert not plan.ledger.phases
 
 
+def test_fit_refuses_batches_of_another_scheme():
+    plan = plan_of(batch_size=40, epochs=1)
+    model = compiled(plan)
+    for other in (plan.replace(batch_size=80), plan.replace(sampling="fixed_size")):
+        with pytest.raises(ValueError, match=r"write plan.batches\(\(x, y\)\)"):
+            plan.fit(model, other.batches(data()), verbose=0)
+    assert not plan.ledger.phases
+
+
 @pytest.mark.slow
 def test_digits_are_learned_with_nothing_tuned():
     """Chance is 10 %."""

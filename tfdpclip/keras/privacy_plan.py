@@ -537,7 +537,13 @@ class PrivacyPlan(BudgetPlan):
             data = self.batches(data, **drawn)
         elif people is not None:
             raise ValueError("people belongs to plan.batches(..., people=ids) here.")
+        elif data.scheme != self.scheme:
+            raise ValueError(
+                f"data draws by {data.scheme.describe()}, and the plan by "
+                f"{self.scheme.describe()}: write plan.batches((x, y))."
+            )
         else:
+            self._check_size(data)
             self._batches = data
         size = steps_per_execution
         if size is None and _compat.steps_per_execution(model) == 1:

@@ -1,5 +1,7 @@
 """A plan that is given a budget and a number of examples trains a model by itself."""
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -238,3 +240,31 @@ def test_digits_are_learned_with_nothing_tuned():
     plan.fit(model, (x[:1500], y[:1500]), verbose=0)
     predicted = model.predict(x[1500:], verbose=0).argmax(-1)
     assert (predicted == y[1500:]).mean() > 0.8
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rate", "said"),
+    [
+        (dpc.keras.DPSGD, 0.01, "often nothing is learned"),
+        (dpc.keras.DPSGD, 1e4, "often noise moves the weights"),
+        (dpc.keras.DPAdam, 1e-5, "often nothing is learned"),
+        (
+            dpc.keras.DPAdam,
+            tf.keras.optimizers.schedules.CosineDecay(30.0, 500),
+            "often noise moves the weights",
+        ),
+        (dpc.keras.DPAdam, 1e-3, None),
+        (dpc.keras.DPSGD, None, None),
+    ],
+)
+def test_a_rate_far_from_the_plans_is_said(optimizer, rate, said):
+    plan = dpc.keras.PrivacyPlan(3, 1e-5, 10_000)
+    options = {} if rate is None else {"learning_rate": rate}
+    made = plan.optimizer(optimizer, **options)
+    model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(2)])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made.build(model.trainable_variables)
+    texts = [str(w.message) for w in caught if "far from the plan" in str(w.message)]
+    assert len(texts) == (said is not None)
+    assert all(said in text for text in texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _arguments
+from tfdpclip._docs import see
 from tfdpclip.accounting.plan_arguments import MADE_FOR_MOMENTUM
 from tfdpclip.clipping import FixedClip, as_rule
 from tfdpclip.sampling.allocation import RandomAllocation
@@ -23,6 +25,9 @@ SAMPLING = ("poisson", "random_allocation", "fixed_size", "shuffled", "fixed_ord
 # noise: chosen on twelve tasks at epsilon 1 and 3, docs/results/nothing_to_tune.
 _STEPS, _EPOCHS, _LEAST_EPOCHS, _FEW_RECORDS, _LEAST_BATCH = 500, 40, 10, 10_000, 16
 _WALK, _FEW_WEIGHTS = 0.4, 10_000
+# A rate this many times above or below the plan's is worth a warning: tuned rates of
+# the tasks are within 10.
+_FAR = 30.0
 #: The clip rule beside a learning rate of the plan. Norms of 1 to 3 differ little; a
 #: quantile falls below the norms of rare classes, and its counts cost small batches
 #: noise.
@@ -127,14 +132,15 @@ def planned_learning_rate(
       steps: T, the steps of the plan.
 
     Returns:
-      A Keras schedule.
-
-    Raises:
-      ValueError: for SGD, if the size of clipped records is not known before the run.
+      A Keras schedule; None for SGD, if the size of clipped records is not known before
+      the run.
     """
     step = _WALK / steps**0.5
     if issubclass(optimizer, tf.keras.optimizers.SGD):
-        step *= (1 - options["momentum"]) / (noise * _clipped_size(options["clip"]))
+        size = _clipped_size(options["clip"])
+        if size is None:
+            return None
+        step *= (1 - options["momentum"]) / (noise * size)
     return tf.keras.optimizers.schedules.PolynomialDecay(step, steps, 0.0)
 
 
@@ -151,17 +157,39 @@ def fit_rate_to_weights(schedule: Any, variables: Sequence[Any]) -> None:
     )
 
 
-def _clipped_size(clip: Any) -> float:
-    """The largest norm of a clipped record, for a rule whose norm does not move."""
+def warn_of_other_rate(optimizer: Any, planned: Any, variables: Sequence[Any]) -> None:
+    """Warns of a learning rate that is far from the plan's.
+
+    Args:
+      optimizer: the optimizer, whose rate the user chose.
+      planned: the plan's schedule for this optimizer.
+      variables: the trained variables.
+    """
+    rate = optimizer.get_config()["learning_rate"]
+    if isinstance(rate, dict):
+        rate = rate["config"].get("initial_learning_rate")
+    if rate is None or not float(rate) > 0:
+        return
+    fit_rate_to_weights(planned, variables)
+    usual = planned.initial_learning_rate
+    if not 1 / _FAR <= rate / usual <= _FAR:
+        result = "nothing is learned" if rate < usual else "noise moves the weights"
+        warnings.warn(
+            f"learning_rate={rate:.3g} of {type(optimizer).__name__} is far from the "
+            f"plan's, {usual:.2g} falling to 0: often {result}. Leave the rate out: "
+            "plan.optimizer(), or plan.optimizer(dpc.keras.DPAdam)."
+            + see("training-that-is-noise"),
+            stacklevel=2,
+        )
+
+
+def _clipped_size(clip: Any) -> float | None:
+    """The largest norm of a clipped record; None for a rule whose norm moves."""
     rule = as_rule(clip)
     if getattr(rule, "normalize", False):
         return 1.0
     if rule.has_groups or not isinstance(rule.initial_state(), tuple):
-        raise ValueError(
-            f"learning_rate is missing: the step of SGD grows with the clip norm, and "
-            f"{rule} moves it, or has several. Write learning_rate=..., or "
-            "normalize=True in the clip rule, or take dpc.keras.DPAdam."
-        )
+        return None
     return float(rule.sensitivity(rule.initial_state()))
 
 

@@ -225,7 +225,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 optimizer.refuse_unknown(self.model.trainable_variables, any_known=own)
             optimizer.build(self.model.trainable_variables)
         self._optimizer = optimizer
-        self._metrics = PublicMetrics(optimizer)
+        trained = self.model.trainable_variables if self.model.built else []
+        self._metrics = PublicMetrics(optimizer, trained)
         self._noise = NoisePlan(optimizer)
         if self._noise.scheduled and self.sampling.begins_epochs:
             raise ValueError(
@@ -431,6 +432,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._count_unseen()
         self._run.keep(last=True)
         self._forget_totals()
+        self._metrics.warn()
 
     def _forget_totals(self) -> None:
         """Sets Keras's metrics back to 0, once their numbers are in the logs.

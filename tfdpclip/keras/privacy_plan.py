@@ -22,6 +22,7 @@ from tfdpclip.accounting.plan_arguments import (
     check_noise,
     named_matrix,
 )
+from tfdpclip.clipping import as_rule
 from tfdpclip.correlated import NoiseMatrix
 from tfdpclip.keras import _compat, step_memory
 from tfdpclip.keras.matrix_run import check_secret
@@ -37,6 +38,7 @@ from tfdpclip.keras.plan_choices import (
     planned_learning_rate,
     refuse_other_momentum,
     scheme_of,
+    warn_of_other_rate,
 )
 from tfdpclip.keras.privacy_budget import PrivacyBudget
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
@@ -68,6 +70,8 @@ _IN_FIT = {
     "steps_per_epoch": "an epoch of the plan has all of its steps",
     "validation_split": "split the data first, and give validation_data=(x, y)",
 }
+# Fewer steps are no training, whose rate would be worth a word.
+_MANY_STEPS = 100
 # The plan's own arguments for these; `physical_batch_size` for the rest.
 _SAID = {"views": "views", "per_person": "per_person"}
 
@@ -317,8 +321,10 @@ class PrivacyPlan(BudgetPlan):
         if not issubclass(optimizer, PrivateOptimizer):
             optimizer = privatize(optimizer)
         planned = not args and "learning_rate" not in options
+        usual = None
         if planned:
             self._set_learning_rate(optimizer, options)
+            usual = options.get("learning_rate")
         with self._counting():
             made = optimizer(
                 *args,
@@ -335,10 +341,15 @@ class PrivacyPlan(BudgetPlan):
         self._histories.append(history_of(made))
         self._clip = str(made.clip)
         self._made = made
-        if planned and "learning_rate" in options:
-            made._fit_rate = functools.partial(
-                fit_rate_to_weights, options["learning_rate"]
-            )
+        if usual is not None:
+            made._fit_rate = functools.partial(fit_rate_to_weights, usual)
+        elif self.steps >= _MANY_STEPS and isinstance(made, WITH_PLANNED_RATE):
+            # A clip norm that moves is near 1 more often than not.
+            settings = {"clip": made.clip, "momentum": getattr(made, "momentum", 0.0)}
+            usual = self._learning_rate(optimizer, settings)
+            if usual is None:
+                usual = self._learning_rate(optimizer, settings | {"clip": 1.0})
+            made._fit_rate = functools.partial(warn_of_other_rate, made, usual)
         return made
 
     def _set_learning_rate(self, optimizer: type, options: dict[str, Any]) -> None:
@@ -349,9 +360,18 @@ class PrivacyPlan(BudgetPlan):
         if issubclass(optimizer, tf.keras.optimizers.SGD):
             usual = 0.9 if self._noise is None else self._momentum
             options.setdefault("momentum", usual)
-        options["learning_rate"] = planned_learning_rate(
-            optimizer, options, self.noise_multiplier / self._expected, self.steps
-        )
+        options["learning_rate"] = self._learning_rate(optimizer, options)
+        if options["learning_rate"] is None:
+            raise ValueError(
+                "learning_rate is missing: the step of SGD grows with the clip norm, "
+                f"and {as_rule(options['clip'])} moves it, or has several. Write "
+                "learning_rate=..., or normalize=True in the clip rule, or take "
+                "dpc.keras.DPAdam."
+            )
+
+    def _learning_rate(self, optimizer: type, options: dict[str, Any]) -> Any:
+        noise = self.noise_multiplier / self._expected
+        return planned_learning_rate(optimizer, options, noise, self.steps)
 
     def batches(self, data: Any, *others: Any, **options: Any) -> Batches:
         """The data, drawn as planned; for `fit`.

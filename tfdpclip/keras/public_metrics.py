@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
+from tfdpclip._docs import see
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
+from tfdpclip.keras.random_walk import RandomWalk
+
+# Fewer steps tell nothing of a run. The largest deviation of six variables in 40 epochs
+# of noise is 1.4 to 3.3; digits that are read at 70 % have 2.5 to 4.8.
+_FEW_STEPS, _DEVIATIONS = 20, 3.5
 
 
 class PublicMetrics:
@@ -17,11 +24,14 @@ class PublicMetrics:
 
     Args:
       optimizer: the optimizer that trains.
+      variables: the trained variables.
     """
 
-    def __init__(self, optimizer: Any):
+    def __init__(self, optimizer: Any, variables: list[Any]):
         self._optimizer = optimizer
         self._start: tuple[Any, int] | None = None
+        self._walk = RandomWalk(optimizer, variables)
+        self._evidence = 0.0
 
     def begin(self) -> None:
         """Begins an epoch."""
@@ -40,7 +50,36 @@ class PublicMetrics:
             found["unclipped_fraction"] = fraction
         if made.noise is None:
             found |= _named("noise_stddev", made.noise_stddevs)
+        if self._walk.follows:
+            found["signal"], evidence = self._walk.measure()
+            self._evidence = max(self._evidence, evidence)
         return found
+
+    def warn(self) -> None:
+        """Warns at the end of `fit`: of no signal, and of a clip norm at its bound."""
+        made = self._optimizer
+        if not isinstance(made, PrivateOptimizer) or not made.knows_its_groups:
+            return
+        steps = int(made.iterations.numpy())
+        if self._walk.follows and steps >= _FEW_STEPS and self._evidence < _DEVIATIONS:
+            warnings.warn(
+                f"The released gradients of {steps} steps cannot be told from noise: "
+                "the weights moved as noise alone moves them, and the model may have "
+                "learned nothing: score it on other examples. Larger batches, fewer "
+                "weights, more examples or a larger epsilon give more signal."
+                + see("training-that-is-noise"),
+                stacklevel=2,
+            )
+        norms = list(made.clip_norms.values())
+        for name in ("minimum_norm", "maximum_norm"):
+            bound = getattr(made.clip, name, None)
+            if bound and any(0.9999 <= norm / bound <= 1.0001 for norm in norms):
+                warnings.warn(
+                    f"The clip norm ended at its bound, {name}={bound:g}, and the rule "
+                    "would move on: give another bound, or clip=dpc.FixedClip(...)."
+                    + see("a-clip-norm-that-stands-still"),
+                    stacklevel=2,
+                )
 
     def _position(self) -> tuple[Any, int] | None:
         """The clip's state and the step; None before there is a state."""

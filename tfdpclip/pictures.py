@@ -218,3 +218,33 @@ def finish(figure: Any, path: str | os.PathLike[str] | None) -> Any:
     if path is not None:
         save(figure, path)
     return figure
+
+
+def draw_history(history: dict[str, Sequence[float]]) -> Any:
+    """A figure of the logs of a private run, a panel for each kind of number.
+
+    Args:
+      history: lists by name, as in Keras's `History.history`.
+    """
+    panels: dict[str, list[str]] = {}
+    for name in history:
+        kind = name.removeprefix("val_").split("/")[0]
+        if kind not in ("noise_stddev", "lr", "learning_rate"):
+            panels.setdefault(kind, []).append(name)
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = new(3 * columns, 2.4 * rows, rows, columns)
+    for ax in axes.flat[len(panels) :]:
+        ax.remove()
+    for ax, (kind, names) in zip(axes.flat, panels.items(), strict=False):
+        for index, name in enumerate(names):
+            numbers = history[name]
+            epochs = range(1, len(numbers) + 1)
+            marked = len(numbers) < 12
+            ax.plot(epochs, numbers, label=name, **style(index, marked))
+        ax.set(title=kind, xlabel="epoch")
+        if kind == "epsilon":
+            ax.set_ylim(bottom=0)
+        if len(names) > 1:
+            ax.legend(fontsize=8)
+    return figure

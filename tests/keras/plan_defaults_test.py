@@ -268,3 +268,21 @@ def test_a_rate_far_from_the_plans_is_said(optimizer, rate, said):
     texts = [str(w.message) for w in caught if "far from the plan" in str(w.message)]
     assert len(texts) == (said is not None)
     assert all(said in text for text in texts)
+
+
+def test_a_plot_has_a_panel_for_each_kind_of_number(tmp_path):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(60, 3)).astype("float32")
+    plan = dpc.keras.PrivacyPlan(3, 1e-5, 60, batch_size=20, epochs=2)
+    model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
+    model.compile(plan.optimizer(), "mse", weighted_metrics=["mae"])
+    history = plan.fit(model, (x, x[:, :1]), validation_data=(x, x[:, :1]), verbose=0)
+    figure = plan.plot(history)
+    titles = [ax.get_title() for ax in figure.axes]
+    assert {"loss", "mae", "epsilon", "clip_norm", "signal"} <= set(titles)
+    mae = figure.axes[titles.index("mae")]
+    assert [line.get_label() for line in mae.lines] == ["mae", "val_mae"]
+    assert list(mae.lines[0].get_ydata()) == history.history["mae"]
+    figure.savefig(tmp_path / "run.png")
+    with pytest.raises(ValueError, match="history must be what plan.fit returned"):
+        plan.plot(tf.keras.callbacks.History())

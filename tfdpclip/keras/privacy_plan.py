@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip import _arguments
+from tfdpclip import _arguments, pictures
 from tfdpclip._docs import see
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError
@@ -581,6 +581,30 @@ class PrivacyPlan(BudgetPlan):
             shuffle=False,
             **options,
         )
+
+    def plot(self, history: tf.keras.callbacks.History) -> Any:
+        """Draws the logs of a run: loss, scores, epsilon, clip norm and signal.
+
+        The losses and scores of the training data are exact, and not to be released.
+
+        Args:
+          history: the return value of `fit`.
+
+        Returns:
+          A matplotlib figure; ``plan.plot(history).savefig("run.png")``.
+
+        Raises:
+          ValueError: If there is no epoch in `history`.
+        """
+        if not getattr(history, "history", None):
+            raise ValueError(
+                "history must be what plan.fit returned, with an epoch or more, got "
+                f"{_arguments.shown(history)}. Write history = plan.fit(model, (x, y))."
+            )
+        figure = pictures.draw_history(history.history)
+        pictures.title(figure, f"({self.epsilon:g}, {self.delta:g}) privacy")
+        pictures.note(figure, "training scores: " + pictures.PRIVATE_NOTE)
+        return figure
 
     @property
     def callbacks(self) -> list[tf.keras.callbacks.Callback]:

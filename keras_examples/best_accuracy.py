@@ -77,7 +77,7 @@ class Settings:
         None, "The rate of the first step, if not the recipe's.", good=1.0, above=0
     )
     clip_norm: float | None = settings.number(
-        1.0, "The clip norm; 0: the default rule of the library.", least=0
+        0.1, "The clip norm; 0: the default rule of the library.", least=0
     )
     views: int = settings.count(16, "Of cifar10: views of an image in a step.")
     depth: int = settings.count(16, "Of cifar10: layers of the network, 6 n + 4.")

@@ -277,7 +277,10 @@ class TestLosses:
         for one, other in (
             (ours, theirs),
             (ours.composed(count), theirs.self_compose(count)),
-            (ours.joined(more[0]), theirs.compose(more[1])),
+            (
+                _losses.compose([(ours, count), (more[0], 1)]),
+                theirs.self_compose(count).compose(more[1]),
+            ),
         ):
             for epsilon in (0.0, 0.03, 0.4, 5.0, 600.0):
                 expected = other.get_delta_for_epsilon(epsilon)
@@ -303,7 +306,7 @@ class TestLosses:
         masses[place] = bad
         for lowest in (-20, 1):  # Of losses below and above 0.
             one = _losses.Losses(0.1, lowest, masses, 0.0)
-            for losses in (one, one.composed(3), one.joined(one)):
+            for losses in (one, one.composed(3), _losses.compose([(one, 1), (one, 2)])):
                 assert losses.epsilon(0.1) == math.inf
                 assert losses.delta(0.0) == 1.0
         unknown = _losses.Losses(0.1, 1, np.full(4, 0.25), bad)

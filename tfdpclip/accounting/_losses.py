@@ -8,10 +8,12 @@ Python, which would make training wait after each epoch.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Sequence
 
 import numpy as np
-from scipy import fft, signal
+from scipy import fft
 
 # The mass that a composition may cut off at its ends; it is counted as infinite loss.
 _TAIL = 1e-15
@@ -39,27 +41,7 @@ class Losses:
 
     def composed(self, count: int) -> Losses:
         """The sum of `count >= 1` independent losses; never below the exact loss."""
-        if count < 1:
-            raise ValueError(f"count must be at least 1, got {count}.")
-        if not self._known():
-            return dataclasses.replace(self, infinite=math.inf)
-        lower, upper = _range_of(self.masses, count)
-        length = upper - lower + 1
-        size = fft.next_fast_len(max(length, len(self.masses)), real=True)
-        found = fft.irfft(_power(fft.rfft(self.masses, size), count), size)
-        # Mass outside of the range wraps around into the range, which only adds loss.
-        found = np.roll(found, -lower)[:length]
-        infinite = _TAIL - math.expm1(count * _log_finite(self.infinite))
-        return Losses(self.width, self.lowest * count + lower, found, infinite)
-
-    def joined(self, other: Losses) -> Losses:
-        """The sum of this loss and an independent loss on the same grid."""
-        return Losses(
-            self.width,
-            self.lowest + other.lowest,
-            signal.fftconvolve(self.masses, other.masses),
-            self.infinite + other.infinite - self.infinite * other.infinite,
-        )
+        return compose([(self, count)])
 
     def delta(self, epsilon: float) -> float:
         """The sum of (1 - e^(epsilon - loss)) over all losses above epsilon.
@@ -137,14 +119,7 @@ class BothOrders:
 
     def composed(self, count: int) -> BothOrders:
         """The sum of `count` independent losses, in each direction."""
-        return BothOrders(tuple(losses.composed(count) for losses in self.orders))
-
-    def joined(self, other: BothOrders) -> BothOrders:
-        """The sum of these and independent losses, in each direction."""
-        count = max(len(self.orders), len(other.orders))
-        every = (part * (count // len(part)) for part in (self.orders, other.orders))
-        pairs = zip(*every, strict=True)
-        return BothOrders(tuple(one.joined(more) for one, more in pairs))
+        return compose_orders([(self, count)])
 
     def delta(self, epsilon: float) -> float:
         """The larger delta."""
@@ -160,6 +135,41 @@ class BothOrders:
         return max(losses.epsilon(delta) for losses in self.orders)
 
 
+def compose(parts: Sequence[tuple[Losses, int]]) -> Losses:
+    """The sum of independent losses on one grid; never below the exact loss.
+
+    Args:
+      parts: losses, each with the number, 1 or more, of independent copies.
+    """
+    if any(count < 1 for _, count in parts):
+        raise ValueError(f"count must be at least 1, got {[n for _, n in parts]}.")
+    first = parts[0][0]
+    if not all(losses._known() for losses, _ in parts):
+        return dataclasses.replace(first, infinite=math.inf)
+    lower, upper = _range_of([(losses.masses, count) for losses, count in parts])
+    length = upper - lower + 1
+    longest = max(len(losses.masses) for losses, _ in parts)
+    size = fft.next_fast_len(max(length, longest), real=True)
+    spectra = (_power(fft.rfft(part.masses, size), count) for part, count in parts)
+    found = fft.irfft(functools.reduce(np.multiply, spectra), size)
+    # Mass outside of the range wraps around into the range, which only adds loss.
+    found = np.roll(found, -lower)[:length]
+    infinite = sum(count * _log_finite(part.infinite) for part, count in parts)
+    lowest = sum(count * part.lowest for part, count in parts)
+    return Losses(first.width, lowest + lower, found, _TAIL - math.expm1(infinite))
+
+
+def compose_orders(parts: Sequence[tuple[BothOrders, int]]) -> BothOrders:
+    """The sum of independent losses, in each direction; see `compose`."""
+    orders = max(len(part.orders) for part, _ in parts)
+    return BothOrders(
+        tuple(
+            compose([(part.orders[i % len(part.orders)], n) for part, n in parts])
+            for i in range(orders)
+        )
+    )
+
+
 def _log_finite(infinite: float) -> float:
     return math.log1p(-infinite) if infinite < 1 else -math.inf
 
@@ -173,25 +183,35 @@ def _power(values: np.ndarray, count: int) -> np.ndarray:
     return half * values if count % 2 else half
 
 
-def _range_of(masses: np.ndarray, count: int) -> tuple[int, int]:
-    """Bounds outside of which the sum of `count` losses has mass at most `_TAIL`.
+def _range_of(parts: Sequence[tuple[np.ndarray, int]]) -> tuple[int, int]:
+    """Bounds outside of which a sum of losses has mass at most `_TAIL`.
 
-    By Chernoff's bound, with X the index of one loss: P[S >= k] <= E[e^(tX)]^count
-    e^(-tk). Several indices in a row count as the last of them, or as the first.
+    By Chernoff's bound, with X the index of one loss and n copies of every loss:
+    P[S >= k] <= prod E[e^(tX)]^n e^(-tk). Several indices in a row count as the last of
+    them, or as the first.
+
+    Args:
+      parts: masses, with the number of copies.
     """
-    size = len(masses)
-    lower, upper = 0, (size - 1) * count
+    size = max(len(masses) for masses, _ in parts)
+    lower, upper = 0, sum((len(masses) - 1) * count for masses, count in parts)
     row = max(1, size // _ROWS)
-    masses = np.add.reduceat(masses, np.arange(0, size, row))
-    starts = np.arange(len(masses)) * row
-    once_up, once_down = (np.exp(ends / size) for ends in (starts + row - 1, starts))
-    up, down = masses, masses
-    for order in range(1, _ORDERS + 1):
-        up, down = up * once_up, down / once_down
-        with np.errstate(divide="ignore"):
-            logs = np.log([np.sum(up), np.sum(down)])
-        ends = (count * logs + math.log(2 / _TAIL)) * (size / order)
-        if np.all(np.isfinite(ends)):
-            upper = min(upper, math.ceil(ends[0]))
-            lower = max(lower, math.floor(-ends[1]))
+    logs = np.zeros([2, _ORDERS])
+    orders = np.arange(1, _ORDERS + 1)
+    for masses, count in parts:
+        masses = np.add.reduceat(masses, np.arange(0, len(masses), row))
+        starts = np.arange(len(masses)) * row
+        up, down = np.exp((starts + row - 1) / size), np.exp(-starts / size)
+        for side, factor in enumerate((up, down)):
+            raised, moments = masses, []
+            for _ in orders:
+                raised = raised * factor
+                moments.append(np.sum(raised))
+            with np.errstate(divide="ignore"):
+                logs[side] += count * np.log(moments)
+    ends = (logs + math.log(2 / _TAIL)) * (size / orders)
+    finite = ends[:, np.all(np.isfinite(ends), axis=0)]
+    if finite.size:
+        upper = min(upper, math.ceil(np.min(finite[0])))
+        lower = max(lower, math.floor(-np.min(finite[1])))
     return lower, max(lower, upper)

@@ -17,7 +17,7 @@ import numpy as np
 from scipy import stats
 
 from tfdpclip.accounting import _allocation, _profiles, gdp
-from tfdpclip.accounting._losses import BothOrders, Losses
+from tfdpclip.accounting._losses import BothOrders, Losses, compose_orders
 from tfdpclip.accounting._profiles import Profile
 from tfdpclip.sampling import events
 
@@ -153,14 +153,14 @@ def _compose(
         else:
             # A coarse bound is worked out of coarse ratios, where there are some.
             spacing = _allocation.SPACING * min(3.0, math.sqrt(coarseness))
-            parts.append(_single(event, discretization, spacing).composed(count))
+            parts.append((_single(event, discretization, spacing), count))
     if gaussians:
         mu = _composed_mu(gaussians)
         profile = functools.partial(_profiles.gaussian, mu)
         upper = mu * mu / 2 + 10 * mu
         losses = _discretize(profile, profile, upper, discretization)
-        parts.append(BothOrders((losses,)))
-    return functools.reduce(BothOrders.joined, parts)
+        parts.append((BothOrders((losses,)), 1))
+    return compose_orders(parts)
 
 
 def _in_range(leaves):

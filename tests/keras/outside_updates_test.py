@@ -15,7 +15,7 @@ from tfdpclip import sampling
 from tfdpclip._variables import unwrapped
 from tfdpclip.accounting import PrivacyMismatchError
 from tfdpclip.keras import DPSGD, DPAdam, PrivacyBudget, PrivateStateWarning, privatize
-from tfdpclip.keras.watching import weight_watch
+from tfdpclip.keras.watching import fit_watch, weight_watch
 from tfdpclip.keras.watching.weight_watch import WeightWatch
 
 pytestmark = pytest.mark.unchecked
@@ -700,3 +700,37 @@ def test_a_model_with_a_vocabulary_trains_under_a_budget():
     budget = PrivacyBudget(math.inf, DELTA, batches, "rdp")
     model.fit(batches, verbose=0, callbacks=[budget])
     assert budget.ledger.steps == 10
+
+
+@pytest.mark.skipif(KERAS_3, reason="a graph is read alike on both; searched once here")
+def test_a_trace_is_searched_in_one_call_of_fit_and_a_new_trace_again(monkeypatch):
+    searched = []
+
+    def search(concrete, *others):
+        searched.append(concrete)
+        return find(concrete, *others)
+
+    find = fit_watch.find_other_updates
+    monkeypatch.setattr(fit_watch, "find_other_updates", search)
+    model, budget = _fit()
+    batches = sampling.Poisson(0.1).batches(small_data())
+    budget = PrivacyBudget(math.inf, DELTA, batches, "rdp", ledger=budget.ledger)
+    fit = {"epochs": 1, "verbose": 0, "callbacks": [budget]}
+    assert len(searched) == 1
+    model.fit(batches, **fit)
+    assert len(searched) == 1
+    model.compile(model.optimizer, model.loss)
+    model.fit(batches, **fit)
+    assert len(searched) == 2
+
+
+def test_a_write_found_in_one_call_of_fit_is_found_in_the_next():
+    options = {"after": _plain_sgd}
+    with pytest.raises(PrivacyMismatchError, match="was updated by the training step"):
+        model, budget = _fit(**options)
+    model, budget = _fit(budget_options={"allow_outside_updates": True}, **options)
+    batches = sampling.Poisson(0.1).batches(small_data())
+    strict = PrivacyBudget(math.inf, DELTA, batches, "rdp", ledger=budget.ledger)
+    for _ in range(2):
+        with pytest.raises(PrivacyMismatchError, match="by the training step"):
+            model.fit(batches, verbose=0, callbacks=[strict])

@@ -342,6 +342,8 @@ class FitWatch:
             if id(concrete) in self._read:
                 continue
             self._read.add(id(concrete))
+            if self._sound(concrete, "data"):
+                continue
             other = find_other_data(concrete)
             if other is not None and self.problem is None:
                 self.problem = (
@@ -352,6 +354,18 @@ class FitWatch:
                     + _budget_with("check_data=False")
                     + see("batches-drawn-another-way")
                 )
+            if other is None:
+                self._note_sound(concrete, "data")
+
+    def _sound(self, concrete: Any, *what: Any) -> bool:
+        """Whether an earlier call of `fit` searched a trace for the same, in vain."""
+        searches = getattr(self._history, "sound_traces", {})
+        return what in searches.get(concrete.graph, ())
+
+    def _note_sound(self, concrete: Any, *what: Any) -> None:
+        """Notes that a trace was searched, and holds nothing to report."""
+        if not self.problem and isinstance(self._history, StepHistory):
+            self._history.sound_traces.setdefault(concrete.graph, set()).add(what)
 
     def _assume(self, text: str) -> None:
         if text not in self.assumptions:
@@ -455,12 +469,15 @@ class FitWatch:
             # Layers may have been made or frozen since the last trace.
             self._weights = self._watch()
             watched = [*self._weights.variables, *self._optimizer.written_by_steps()]
+            kept = self._kept()
+            # The graph holds its variables: none of them is a later variable's object.
+            what = [frozenset(map(id, variables)) for variables in (watched, kept)]
+            if self._sound(concrete, *what):
+                continue
+            others = len(self._of_releases)
             self._check_others(concrete, watched)
-            private_state.warn_of_private_values(
-                find_variables_given_data(
-                    concrete, self._kept(), self._history.identity
-                )
-            )
+            private = find_variables_given_data(concrete, kept, self._history.identity)
+            private_state.warn_of_private_values(private)
             step = find_other_step(concrete, self._history.identity)
             if step is not None:
                 self._report_step(f"the training step ({step!r})")
@@ -495,6 +512,8 @@ class FitWatch:
                     + _budget_with("allow_outside_updates=True")
                     + see("updates-by-something-else")
                 )
+            if not private and others == len(self._of_releases):
+                self._note_sound(concrete, *what)
 
     def _check_others(self, concrete: Any, watched: list[tf.Variable]) -> None:
         """Reports what a trace writes to the weights, unless it is of releases."""

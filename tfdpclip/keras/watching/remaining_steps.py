@@ -65,8 +65,15 @@ class RemainingSteps:
 
         if self._epsilon == math.inf:
             return math.inf
-        if planned and after(planned) <= self._epsilon:
-            return planned
+        if planned:
+            quick = not self._noise.scheduled
+            if (
+                quick
+                and self._ledger.epsilon(more=planned, quick=True) <= self._epsilon
+            ):
+                return planned
+            if after(planned) <= self._epsilon:
+                return planned
         if self._noise.scheduled:
             return search.most_steps(after, self._epsilon)
         return self._ledger.steps_left(self._epsilon)

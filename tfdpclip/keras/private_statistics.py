@@ -33,6 +33,8 @@ _MOST_PER_RECORD = 10**6
 _WIDEST = 1e150
 # The largest number of columns in a message.
 _SHOWN = 4
+# Rows that are summed at a time.
+_ROWS = 4096
 # The least variance, relative to the square of half the distance of the bounds.
 _LEAST_VARIANCE = 1e-6
 
@@ -222,11 +224,14 @@ class PrivateStatistics(ShownAsText):
                 f"{high.tolist()}. Give public bounds: low=0, high=100 for ages."
             )
         middle, half = (low + high) / 2, (high - low) / 2
-        scaled = np.clip((columns - middle) / half, -1.0, 1.0)
-        scaled = np.stack([scaled, 1 - scaled**2], axis=1)
-        if self._owners is not None:
-            scaled /= np.reshape(self._rows, [-1, *([1] * (scaled.ndim - 1))])
-        sums = scaled.sum(axis=0)
+        sums = np.zeros([2, *shape])
+        for first in range(0, len(columns), _ROWS):
+            rows = slice(first, first + _ROWS)
+            scaled = np.clip((columns[rows] - middle) / half, -1.0, 1.0)
+            scaled = np.stack([scaled, 1 - scaled**2], axis=1)
+            if self._owners is not None:
+                scaled /= np.reshape(self._rows[rows], [-1, *([1] * len(sums.shape))])
+            sums += scaled.sum(axis=0)
         count = math.prod(shape)
         of = f"{count} columns" if shape else "a column"
         stddev = self.noise_multiplier * math.sqrt(count)

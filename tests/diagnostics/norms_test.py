@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.diagnostics.plots import check_picture
-from tfdpclip.diagnostics import by_class, plot_norms, summarize_norms
+from tfdpclip.diagnostics import plot_norms, summarize_norms
 
 
 def test_summary():
@@ -38,10 +38,6 @@ def test_bad_arguments():
     for bad in (1.5, np.nan, "x"):
         with pytest.raises(ValueError, match="target_quantile"):
             summarize_norms([1.0], 1.0, bad)
-    with pytest.raises(ValueError, match="labels must be"):
-        by_class([1.0, 2.0], [1])
-    with pytest.raises(ValueError, match="labels are missing"):
-        by_class([1.0, 2.0], None)
 
 
 def test_violins(tmp_path):

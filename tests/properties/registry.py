@@ -541,19 +541,14 @@ DIAGNOSTICS = {
     "GradientNorms": None,
     "NormSummary": None,
     "RetainedWeight": None,
-    "SignalToNoise": None,
     "SymmetryScore": None,
     "GradientGeometry.symmetry": case(
         GEOMETRY.symmetry, permutations=9, most=5, seed=0
     ),
     "GradientGeometry.clipping_bias": case(GEOMETRY.clipping_bias, clip_norm=1.0),
-    "GradientGeometry.projected_clipping_bias": case(
-        GEOMETRY.projected_clipping_bias, clip_norm=1.0
-    ),
     "accuracy_difference": case(
         diagnostics.accuracy_difference, one=ACCURACY, other=ACCURACY
     ),
-    "by_class": case(diagnostics.by_class, norms=NORMS, labels=[0, 1, 1]),
     "class_accuracy": case(
         diagnostics.class_accuracy, labels=[0, 1], correct=[True, False]
     ),

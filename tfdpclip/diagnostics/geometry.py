@@ -143,19 +143,6 @@ class GradientGeometry:
             self.norms, self.inner, self.mean_norm, self.residual_norms, clip_norm
         )
 
-    def projected_clipping_bias(self, clip_norm: float) -> list[ClippingBias]:
-        """The clipping bias in each of the random planes of the pictures.
-
-        Raises:
-          ValueError: if `clip_norm` is not a finite number above 0.
-        """
-        found = []
-        for g, v in zip(self.projections, self.means, strict=True):
-            norms, residuals = (np.linalg.norm(x, axis=1) for x in (g, g - v))
-            size = float(np.linalg.norm(v))
-            found.append(_bias(norms, g @ v, size, residuals, clip_norm))
-        return found
-
     def summary(self, clip_norm: float, permutations: int = 999) -> dict[str, float]:
         """One row of a table: cosines, symmetry and bias at a clip norm.
 

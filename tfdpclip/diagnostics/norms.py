@@ -105,17 +105,6 @@ def check_norms(norms: Any, name: str = "norms") -> np.ndarray:
     return norms
 
 
-def by_class(norms: Any, labels: Any) -> dict[Any, np.ndarray]:
-    """The norms of each class, by ascending label.
-
-    >>> by_class([1.0, 2.0, 3.0], [1, 0, 1])[1].tolist()
-    [1.0, 3.0]
-    """
-    norms = check_norms(norms)
-    labels = check_labels(labels, len(norms))
-    return {label.item(): norms[labels == label] for label in np.unique(labels)}
-
-
 def check_labels(
     labels: Any, count: int, name: str = "labels", of: str = "norms"
 ) -> np.ndarray:
@@ -157,7 +146,8 @@ def plot_norms(
     """Draws one violin for each set of norms, with medians, on a logarithmic axis.
 
     For norms over training give a mapping from epoch to norms; by class,
-    `by_class(norms, labels)`; by layer, ``dict(zip(groups, by_group.T))``.
+    ``{label: norms[labels == label] for label in np.unique(labels)}``; by layer,
+    ``dict(zip(groups, by_group.T))``.
 
     Args:
       norms: for each label on the horizontal axis, `[n]` norms. Zeros and norms that

@@ -83,12 +83,11 @@ def clip_from_public(
       ValueError: if there are no data, a norm is not finite, or all are zero.
     """
     from tfdpclip._data import check_data
-    from tfdpclip.diagnostics.gradients import gradient_norms
+    from tfdpclip.diagnostics.gradients import GradientMeter
 
     check_data("public_data", public_data, "(x, y)")
-    found = gradient_norms(
-        model, public_data, batch_size=batch_size, max_examples=max_examples, **options
-    )
+    meter = GradientMeter(model, **options)
+    found = meter.norms(public_data, batch_size=batch_size, max_examples=max_examples)
     norms = found.norms.astype(np.float64)
     if not np.all(np.isfinite(norms)):
         raise ValueError(

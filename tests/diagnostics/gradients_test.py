@@ -84,7 +84,7 @@ def test_real_norms():
     got = [found.norms.min(), np.median(found.norms), found.norms.max()]
     np.testing.assert_allclose(got, expected, rtol=1e-3)
     meter = GradientMeter(model)
-    best = optimal_clip(meter.chunks((x[:256].astype("float32"), y[:256])), 0.5)
+    best = optimal_clip(meter.gradients((x[:256].astype("float32"), y[:256])), 0.5)
     assert best.clip_norm == pytest.approx(1.55828783, rel=1e-4)
     assert regression(100)[0].shape == (65, 10)
 

@@ -466,7 +466,6 @@ TUNING = {
         sigma=1.0,
         clip_norms=[0.5, 1.0],
         d=3,
-        gram=False,
         sampling_rate=0.5,
     ),
     "fixed_point_clip": case(
@@ -483,9 +482,7 @@ TUNING = {
         gradients=GRADIENTS,
         sigma=1.0,
         d=3,
-        gram=False,
         sampling_rate=0.5,
-        memory=10**6,
     ),
     "geometric": case(tuning.geometric, lowest=0.1, highest=1.0, count=3),
     "learning_rate_rule": case(

@@ -169,7 +169,7 @@ class GradientMeter:
 
         Returns:
           A function that returns a new iterator over float32 arrays `[b, D]`: what
-          `optimal_clip` and `gradient_geometry` take.
+          `gradient_geometry` takes.
         """
 
         def read():

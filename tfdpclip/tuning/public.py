@@ -188,7 +188,7 @@ class Recipe:
         factor = _arguments.positive("factor", factor)
         if factor <= 1:
             raise ValueError(f"factor must be above 1, got {factor!r}.")
-        rows = result.best_at(("clip_norm",), result.metric)
+        rows = result.best_at(("clip_norm",))
         rows = [row for row in rows if not math.isnan(row["mean"])]
         if not rows:
             raise ValueError("result: run the grid first; no run has a score.")

@@ -228,12 +228,6 @@ ACCOUNTING = {
     "split_noise_multiplier": case(
         accounting.split_noise_multiplier, noise_multiplier=1.0, count_stddevs=[5.0]
     ),
-    "group_noise_multipliers": case(
-        accounting.group_noise_multipliers,
-        noise_multiplier=1.0,
-        groups=2,
-        shares=[1.0, 2.0],
-    ),
     "attack_bounds": case(
         accounting.attack_bounds,
         event=sampling.Poisson(0.1).event(1.0, 3),
@@ -255,7 +249,6 @@ ACCOUNTING = {
     "layerwise_gdp_mu": case(
         accounting.layerwise_gdp_mu, _=LIMITS, sigma=1.0, layers=[1.0, 2.0]
     ),
-    "layerwise_sigma": case(accounting.layerwise_sigma, noise_multiplier=1.0, layers=2),
     "noise_multiplier_from_layerwise_sigma": case(
         accounting.noise_multiplier_from_layerwise_sigma, sigma=1.0, layers=2
     ),
@@ -439,12 +432,7 @@ TUNING = {
     "Recipe": None,
     "SearchStatement": None,
     "Grid": case(tuning.Grid, **GRID, others={"a": [1]}),
-    "RandomStopping": case(
-        tuning.RandomStopping,
-        _={"unbounded": ("shape",), "infinite": True},
-        mean=3.0,
-        shape=1.0,
-    ),
+    "RandomStopping": case(tuning.RandomStopping, mean=3.0),
     "RandomStopping.draw": case(tuning.RandomStopping(3.0).draw, rng=None),
     "TrainingPlan": case(
         tuning.TrainingPlan, sampling=POISSON, noise_multiplier=1.0, steps=10
@@ -485,13 +473,6 @@ TUNING = {
         sampling_rate=0.5,
     ),
     "geometric": case(tuning.geometric, lowest=0.1, highest=1.0, count=3),
-    "learning_rate_rule": case(
-        tuning.learning_rate_rule,
-        learning_rate=0.1,
-        batch_size=10,
-        new_batch_size=20,
-        power=0.5,
-    ),
     "run_grid": case(
         tuning.run_grid,
         _={"fixed": ("path",), "infinite": True},

@@ -354,13 +354,6 @@ TESTING: dict[str, Any] = {
         confidence=0.95,
         seed=1,
     ),
-    "many_runs_lower_bound": case(
-        testing.many_runs_lower_bound,
-        with_record=np.arange(40.0),
-        without=np.arange(40.0),
-        delta=1e-5,
-        confidence=0.95,
-    ),
     "one_run_lower_bound": case(
         testing.one_run_lower_bound,
         correct=10,

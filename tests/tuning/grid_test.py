@@ -280,7 +280,7 @@ def test_a_score_has_a_name_of_its_own(tmp_path):
 
 def test_a_search_has_one_best_run():
     grid = Grid([0.1, 1.0], [64], [0.1])
-    search = RandomStopping(30.0, 1.0)
+    search = RandomStopping(30.0)
     result = run_grid(
         grid,
         lambda point: {"score": score(point), "time": 1.0},
@@ -297,11 +297,11 @@ def settings_of(grid):
     return [point.settings() for point in grid]
 
 
-def test_random_stopping(tmp_path):
+def test_random_stopping(tmp_path, monkeypatch):
     path = tmp_path / "search.csv"
     grid = Grid([0.1, 1.0, "automatic"], [64, "full"], [0.01, 0.1])
-    # The probability of two runs or fewer is 5e-11.
-    search = RandomStopping(30.0, math.inf)
+    search = RandomStopping(30.0)
+    monkeypatch.setattr(RandomStopping, "draw", lambda *_: 30)
     run = Counting()
     result = run_grid(
         grid, run, path=path, plan=plan, delta=1e-5, search=search, max_runs=2

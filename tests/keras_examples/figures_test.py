@@ -119,10 +119,10 @@ def test_no_point_is_outside_of_the_plane(spread):
         rng.uniform(-np.log(spread), 0, (200, 1))
     )
     points[0] = 0.0
-    logarithmic = pictures.heavy_tailed([points])
+    logarithmic = plotting.heavy_tailed([points])
     assert logarithmic == (spread > 1)
     _, axes = pictures.new(3, 3)
-    place = pictures.plane(axes[0, 0], points, logarithmic)
+    place = plotting.plane(axes[0, 0], points, logarithmic)
     drawn = place(points)
     assert np.abs(drawn).max() < axes[0, 0].get_xlim()[1]
     np.testing.assert_allclose(place(-points), -drawn)

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from driver_kit import plotting, programs, settings
-from keras_examples import image_data, optimal_clip, training
+from keras_examples import class_figures, image_data, optimal_clip, training
 from tests.keras_examples import image_files
 from tfdpclip import diagnostics, pictures
 
@@ -163,3 +163,19 @@ def test_figures_in_each_format(tmp_path):
         assert (tmp_path / f"some_eps_0.5.{kind}").read_bytes().startswith(start)
     with pytest.raises(settings.UsageError, match="--figure_format=.*png, pdf, svg"):
         settings.parse(optimal_clip.Settings, ["x", "--figure_format=gif"])
+
+
+def test_weights_and_differences_stand_at_their_class():
+    found = diagnostics.class_weights(
+        [0.5, 1.0, 4.0, 20.0], ["b", "b", "a", "c"], [0.1, 1, 10]
+    )
+    figure = class_figures.draw_class_weights(
+        found, ["c", "a", "b"], {"less C = 1": [0.1, -0.1, 0.0]}, "A title", False
+    )
+    assert_nothing_is_cropped(figure)
+    top, low = figure.axes
+    expected = found.relative[0][[2, 0, 1]]
+    np.testing.assert_allclose(top.get_lines()[0].get_ydata(), expected)
+    np.testing.assert_allclose(low.get_lines()[0].get_ydata(), [0.0, 0.1, -0.1])
+    assert [t.get_text() for t in low.get_xticklabels()] == ["c", "a", "b"]
+    assert "not to be released" in figure.get_supxlabel()

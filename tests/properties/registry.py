@@ -505,8 +505,6 @@ TUNING = {
 }
 
 NORMS = [0.5, 1.0, 2.0]
-ACCURACY = diagnostics.class_accuracy([0, 0, 1], [True, False, True])
-WEIGHTS = diagnostics.class_weights(NORMS, [0, 1, 1], [0.1, 1.0])
 GEOMETRY = diagnostics.gradient_geometry(GRADIENTS)
 # Text to draw may be anything that can be drawn.
 FIGURE = {"fixed": ("path", "title", "xlabel")}
@@ -524,9 +522,6 @@ DIAGNOSTICS = {
         GEOMETRY.symmetry, permutations=9, most=5, seed=0
     ),
     "GradientGeometry.clipping_bias": case(GEOMETRY.clipping_bias, clip_norm=1.0),
-    "accuracy_difference": case(
-        diagnostics.accuracy_difference, one=ACCURACY, other=ACCURACY
-    ),
     "class_accuracy": case(
         diagnostics.class_accuracy, labels=[0, 1], correct=[True, False]
     ),
@@ -541,16 +536,6 @@ DIAGNOSTICS = {
     ),
     "gradient_geometry": case(
         diagnostics.gradient_geometry, gradients=GRADIENTS, projections=2, seed=0
-    ),
-    "plot_class_weights": case(
-        diagnostics.plot_class_weights,
-        _=FIGURE,
-        weights=WEIGHTS,
-        order=[1, 0],
-        differences={"a": [0.0, 1.0]},
-        xlabel="",
-        title="",
-        public=True,
     ),
     "plot_norms": case(
         diagnostics.plot_norms,

@@ -16,10 +16,8 @@ from tfdpclip.diagnostics.norms import NormSummary, plot_norms, summarize_norms
 from tfdpclip.diagnostics.reweighting import (
     ClassAccuracy,
     RetainedWeight,
-    accuracy_difference,
     class_accuracy,
     class_weights,
-    plot_class_weights,
     retained_weight,
 )
 from tfdpclip.diagnostics.symmetry import SymmetryScore, symmetry_score
@@ -39,11 +37,9 @@ __all__ = [
     "NormSummary",
     "RetainedWeight",
     "SymmetryScore",
-    "accuracy_difference",
     "class_accuracy",
     "class_weights",
     "gradient_geometry",
-    "plot_class_weights",
     "plot_norms",
     "retained_weight",
     "summarize_norms",

@@ -21,7 +21,7 @@ import pathlib
 import numpy as np
 
 from driver_kit import programs, progress, settings
-from keras_examples import class_figures, problems, trainers
+from keras_examples import norm_figures, problems, trainers
 from tfdpclip import diagnostics, files
 
 
@@ -151,7 +151,7 @@ def run(used: Settings) -> programs.Outcome:
                 }
                 for k, label in enumerate(one.classes)
             ]
-        figures[f"retained_weight_eps_{epsilon:g}"] = class_figures.draw_class_weights(
+        figures[f"retained_weight_eps_{epsilon:g}"] = norm_figures.draw_class_weights(
             joined,
             accuracy[1.0].order.tolist(),
             differences,
@@ -159,9 +159,9 @@ def run(used: Settings) -> programs.Outcome:
             problem.public,
         )
     shown.close()
-    figures["norms"] = diagnostics.plot_norms(
+    figures["norms"] = norm_figures.draw_norms(
         violins,
-        clip_norms=1.0,
+        clip_norm=1.0,
         xlabel="privacy budget",
         title=f"Gradient norms after training, {problem.name}, clip norm 1",
         public=problem.public,

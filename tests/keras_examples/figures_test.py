@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from driver_kit import plotting, programs, settings
-from keras_examples import class_figures, image_data, optimal_clip, training
+from keras_examples import image_data, norm_figures, optimal_clip, training
 from tests.keras_examples import image_files
 from tfdpclip import diagnostics, pictures
 
@@ -31,9 +31,8 @@ def test_long_titles_fit():
         curves += [{**row, "clip_norm": c, "mse": 2.0} for c in (0.5, 1.0)]
     assert_nothing_is_cropped(optimal_clip._plot(rows, curves, "gradients.npz"))
     name = "a network that has a long name, and data whose name is longer still"
-    figure = diagnostics.plot_norms(
-        {"ε = 1": np.ones(5)}, clip_norms=1.0, title=f"Gradient norms, {name}"
-    )
+    title = f"Gradient norms, {name}"
+    figure = norm_figures.draw_norms({"ε = 1": np.ones(5)}, 1.0, "", title, True)
     assert_nothing_is_cropped(figure)
     figure, _ = pictures.new(3, 3)
     figure.suptitle(name)
@@ -169,7 +168,7 @@ def test_weights_and_differences_stand_at_their_class():
     found = diagnostics.class_weights(
         [0.5, 1.0, 4.0, 20.0], ["b", "b", "a", "c"], [0.1, 1, 10]
     )
-    figure = class_figures.draw_class_weights(
+    figure = norm_figures.draw_class_weights(
         found, ["c", "a", "b"], {"less C = 1": [0.1, -0.1, 0.0]}, "A title", False
     )
     assert_nothing_is_cropped(figure)
@@ -179,3 +178,18 @@ def test_weights_and_differences_stand_at_their_class():
     np.testing.assert_allclose(low.get_lines()[0].get_ydata(), [0.0, 0.1, -0.1])
     assert [t.get_text() for t in low.get_xticklabels()] == ["c", "a", "b"]
     assert "not to be released" in figure.get_supxlabel()
+
+
+def test_violins_of_zeros_equal_norms_and_none():
+    rng = np.random.default_rng(0)
+    norms = {str(k): np.exp(rng.normal(size=200) - k) for k in range(3)}
+    norms["2"][:5] = 0.0
+    norms |= {"equal": np.full(9, 2.0), "empty": np.zeros(0)}
+    figure = norm_figures.draw_norms(norms, 1.0, "epoch", "A title", False)
+    assert_nothing_is_cropped(figure)
+    ax = figure.axes[0]
+    assert [t.get_text() for t in ax.get_xticklabels()] == list(norms)
+    note = figure.get_supxlabel()
+    assert "not to be released" in note and "5 norms that are 0" in note
+    labels = [t.get_text() for t in ax.get_legend().get_texts()]
+    assert labels == ["median", "middle half", "clip norm"]

@@ -506,8 +506,6 @@ TUNING = {
 
 NORMS = [0.5, 1.0, 2.0]
 GEOMETRY = diagnostics.gradient_geometry(GRADIENTS)
-# Text to draw may be anything that can be drawn.
-FIGURE = {"fixed": ("path", "title", "xlabel")}
 
 DIAGNOSTICS = {
     # Results of functions.
@@ -536,15 +534,6 @@ DIAGNOSTICS = {
     ),
     "gradient_geometry": case(
         diagnostics.gradient_geometry, gradients=GRADIENTS, projections=2, seed=0
-    ),
-    "plot_norms": case(
-        diagnostics.plot_norms,
-        _=FIGURE,
-        norms={"a": NORMS},
-        clip_norms=1.0,
-        xlabel="",
-        title="",
-        public=True,
     ),
     "retained_weight": case(diagnostics.retained_weight, norms=NORMS, clip_norm=1.0),
     "summarize_norms": case(

@@ -12,7 +12,7 @@ from tfdpclip.diagnostics.geometry import (
     GradientGeometry,
     gradient_geometry,
 )
-from tfdpclip.diagnostics.norms import NormSummary, plot_norms, summarize_norms
+from tfdpclip.diagnostics.norms import NormSummary, summarize_norms
 from tfdpclip.diagnostics.reweighting import (
     ClassAccuracy,
     RetainedWeight,
@@ -40,7 +40,6 @@ __all__ = [
     "class_accuracy",
     "class_weights",
     "gradient_geometry",
-    "plot_norms",
     "retained_weight",
     "summarize_norms",
     "symmetry_score",

@@ -206,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cells += [("workers", count) for count in _counts(options.workers)]
     rows = [_row(options, *cell) for cell in cells]
     directory = files.prepare_directory(options.output_dir)
-    files.write_atomically(directory / "replicas.csv", files.table_text(rows))
+    files.write_atomically(directory / "replicas.csv", reports.table_text(rows))
     shown = [
         {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()}
         for row in rows

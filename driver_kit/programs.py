@@ -91,7 +91,7 @@ def write(result: Result, used: Any, directory: pathlib.Path) -> list[str]:
     files.write_atomically(directory / reports.CONFIG, config)
     for name, rows in result.tables.items():
         names.append(f"{name}.csv")
-        files.write_atomically(directory / names[-1], files.table_text(rows))
+        files.write_atomically(directory / names[-1], reports.table_text(rows))
     for name, content in getattr(result, "texts", {}).items():
         names.append(name)
         files.write_atomically(directory / name, content)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import platform
@@ -107,3 +109,18 @@ def versions(*further: str) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def table_text(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Rows, values by column, as CSV; columns in the order of first appearance.
+
+    >>> table_text([{"round": 1}, {"round": 2, "loss": 0.5}])
+    'round,loss\\n1,\\n2,0.5\\n'
+    """
+    rows = list(rows)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -20,7 +20,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from driver_kit import programs, settings
+from driver_kit import plotting, programs, settings
 from keras_examples import image_data, networks, training
 from tfdpclip import pictures
 from tfdpclip.diagnostics import GradientGeometry, GradientMeter, gradient_geometry
@@ -308,12 +308,12 @@ def _scatter(panels, title):
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
     # All panels have the same kind of scale, so that they can be compared.
-    logarithmic = pictures.heavy_tailed(
+    logarithmic = plotting.heavy_tailed(
         [one.projections[k] for one, k in panels.values()]
     )
     for ax, (name, (one, k)) in zip(axes.flat, panels.items(), strict=False):
         points, mean = one.projections[k], one.means[k]
-        place = pictures.plane(ax, points, logarithmic)
+        place = plotting.plane(ax, points, logarithmic)
         ax.scatter(*place(points).T, s=5, alpha=0.45, color=pictures.COLORS[0], lw=0)
         # Open and thin: there may be points below.
         ax.scatter(

@@ -21,7 +21,7 @@ import pathlib
 import numpy as np
 
 from driver_kit import programs, progress, settings
-from keras_examples import problems, trainers
+from keras_examples import norm_figures, problems, trainers
 from tfdpclip import diagnostics, files
 
 
@@ -136,9 +136,7 @@ def run(used: Settings) -> programs.Outcome:
         )
         weight_rows += [{"epsilon": epsilon, **row} for row in joined.rows()]
         differences = {
-            f"clip norm {c:g}": diagnostics.accuracy_difference(
-                accuracy[c], accuracy[1.0]
-            )[1]
+            f"clip norm {c:g}": accuracy[c].accuracy - accuracy[1.0].accuracy
             for c in clips
             if c != 1
         }
@@ -153,19 +151,17 @@ def run(used: Settings) -> programs.Outcome:
                 }
                 for k, label in enumerate(one.classes)
             ]
-        figures[f"retained_weight_eps_{epsilon:g}"] = diagnostics.plot_class_weights(
+        figures[f"retained_weight_eps_{epsilon:g}"] = norm_figures.draw_class_weights(
             joined,
-            order=accuracy[1.0].order,
-            differences=differences,
-            difference_label="accuracy less that at clip norm 1",
-            xlabel="class, the easiest on the left (by accuracy at clip norm 1)",
-            title=f"Retained weight by class, {problem.name}, ε = {epsilon:g}",
-            public=problem.public,
+            accuracy[1.0].order.tolist(),
+            differences,
+            f"Retained weight by class, {problem.name}, ε = {epsilon:g}",
+            problem.public,
         )
     shown.close()
-    figures["norms"] = diagnostics.plot_norms(
+    figures["norms"] = norm_figures.draw_norms(
         violins,
-        clip_norms=1.0,
+        clip_norm=1.0,
         xlabel="privacy budget",
         title=f"Gradient norms after training, {problem.name}, clip norm 1",
         public=problem.public,

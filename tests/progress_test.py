@@ -60,7 +60,8 @@ def grid():
 
 
 def passes():
-    return dpc.diagnostics.gradient_norms(model(), data(), batch_size=2, max_examples=3)
+    meter = dpc.diagnostics.GradientMeter(model())
+    return meter.norms(data(), batch_size=2, max_examples=3)
 
 
 def rows():

@@ -6,7 +6,6 @@ Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import contextlib
-import csv
 import errno
 import io
 import json
@@ -17,7 +16,7 @@ import secrets
 import stat
 import time
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -182,28 +181,6 @@ def explained(
     advice = _ADVICE.get(code, "check the disk, then run again")
     reason = error.strerror or str(error)
     return OSError(code, f"{reason}; {state}; {advice}", os.fspath(path))
-
-
-def table_text(
-    rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None
-) -> str:
-    """Rows as CSV.
-
-    Args:
-      rows: Values by column.
-      columns: The order of columns; by default the order of first appearance.
-
-    >>> table_text([{"round": 1}, {"round": 2, "loss": 0.5}])
-    'round,loss\\n1,\\n2,0.5\\n'
-    """
-    rows = list(rows)
-    if columns is None:
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def prepare_directory(path: str | os.PathLike[str]) -> pathlib.Path:

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpclip as dpc
-from driver_kit import plotting, programs, settings
+from driver_kit import plotting, programs, reports, settings
 from tfdpclip import accounting, files, pictures, sampling
 from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
@@ -220,7 +220,7 @@ def write(config: TrackingConfig) -> str:
         {"round": k, **{name: f"{v:.6g}" for name, v in zip(paths, row, strict=True)}}
         for k, row in enumerate(zip(*paths.values(), strict=True))
     ]
-    files.write_atomically(directory / "tracking.csv", files.table_text(rows))
+    files.write_atomically(directory / "tracking.csv", reports.table_text(rows))
     for number, picture in ((1, plot_losses()), (2, plot_paths(config, paths))):
         plotting.save_as(picture, directory / f"figure_{number}", config.figure_format)
     lines = [

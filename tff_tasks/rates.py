@@ -140,7 +140,7 @@ def search(config: RatesConfig) -> list[dict[str, Any]]:
                 "runs": len(scores),
             }
         )
-        records.write_atomically(directory / _TABLE, files.table_text(rows))
+        records.write_atomically(directory / _TABLE, reports.table_text(rows))
         rates = f"client {client:g}, server {server:g}"
         bar.show(i, [f"{rates}: {task.metric} {rows[-1][task.metric]:.4g}"])
     return rows

@@ -68,7 +68,7 @@ class Table:
 
     def write(self) -> None:
         """Writes the file."""
-        write_atomically(self._path, files.table_text(self.rows))
+        write_atomically(self._path, reports.table_text(self.rows))
 
 
 def read_rows(path: pathlib.Path, column: str) -> list[dict[str, str]]:

@@ -204,7 +204,7 @@ class Sweep:
 
     def _write(self):
         rows = map(dataclasses.asdict, self._known.values())
-        text = files.table_text(rows)
+        text = reports.table_text(rows)
         records.write_atomically(self.directory / studies.TABLE, text)
 
     def measure_all(

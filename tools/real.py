@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 
-from driver_kit import programs, progress, settings
+from driver_kit import programs, progress, reports, settings
 from tfdpclip import files
 from tools import real_runs
 
@@ -120,7 +120,7 @@ def rerun(used: Settings) -> str:
             else:
                 times[key] = seconds
                 rows = [{"run": k, "seconds": round(v)} for k, v in times.items()]
-                files.write_atomically(directory / _TIMES, files.table_text(rows))
+                files.write_atomically(directory / _TIMES, reports.table_text(rows))
         bar.show(number, [run.name, "failed" if key not in times else "done"])
     if failed:
         raise settings.UsageError("These failed:\n" + "\n".join(failed))

@@ -115,7 +115,7 @@ class TestNoiseSplit:
             z, rel=1e-12
         )
         for groups in (1, 4):
-            parts = accounting.group_noise_multipliers(z_g, groups)
+            parts = [z_g * math.sqrt(groups)] * groups
             assert accounting.effective_noise_multiplier(
                 parts, stddevs
             ) == pytest.approx(z, rel=1e-12)
@@ -171,11 +171,6 @@ class TestNoiseSplit:
         assert accounting.split_noise_multiplier(0.0, [0.001]) == 0.0
         assert accounting.effective_noise_multiplier(0.0, [1.0]) == 0.0
         assert accounting.effective_noise_multiplier(1.0, [0.0]) == 0.0
-        assert accounting.group_noise_multipliers(0.0, 2) == (0.0, 0.0)
-
-    def test_unequal_shares(self):
-        parts = accounting.group_noise_multipliers(1.0, 2, [3.0, 1.0])
-        np.testing.assert_allclose([z**-2 for z in parts], [0.75, 0.25])
 
     def test_infeasible_says_what_would_work(self):
         with pytest.raises(ValueError, match=r"count_stddevs\[0\] = 0.1") as info:
@@ -206,9 +201,3 @@ class TestNoiseSplit:
             accounting.effective_noise_multiplier(1.0, [value])
         with pytest.raises(ValueError, match="gradient_noise_multiplier"):
             accounting.effective_noise_multiplier([1.0, value])
-        with pytest.raises(ValueError, match="groups"):
-            accounting.group_noise_multipliers(1.0, value)
-        with pytest.raises(ValueError, match="shares"):
-            accounting.group_noise_multipliers(1.0, 2, [1.0, value])
-        with pytest.raises(ValueError, match="shares must have one"):
-            accounting.group_noise_multipliers(1.0, 2, [1.0])

@@ -122,13 +122,6 @@ def test_people_is_said_of_people_only(capsys):
 
 
 @pytest.mark.slow
-def test_people_have_a_plot(capsys, tmp_path):
-    path = tmp_path / "epsilon.png"
-    _run(capsys, *_PEOPLE, "--per_person=4", "--batch_size=100", f"--png={path}")
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
 def test_the_papers_convention_is_labelled(capsys):
     arguments = ("epsilon", "--noise_multiplier=0.669", "--steps=4000",
                  "--batch_size=2231", "--population=1000000", "--accountant=rdp",
@@ -162,13 +155,6 @@ def test_approximations_are_labelled(capsys):
     text = _run(capsys, "epsilon", "--noise_multiplier=2", "--steps=10",
                 "--rate=0.1", "--accountant=gdp")  # fmt: skip
     assert "not a bound" in text
-
-
-def test_plot(capsys, tmp_path):
-    path = tmp_path / "epsilon.png"
-    _run(capsys, "epsilon", "--noise_multiplier=2", "--steps=50", "--rate=0.1",
-         f"--png={path}")  # fmt: skip
-    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -252,7 +238,6 @@ _VALUES = {
     "accountant": ["pld", "rdp", "gdp"],
     "unit": ["example", "client", "batch", "group"],
     "convention": ["strict", "paper"],
-    "png": ["first.png", "second.png"],
 }
 
 
@@ -265,13 +250,9 @@ class _Asked:
 
     def __init__(self, monkeypatch, capsys):
         self._capsys, self._answers = capsys, {}
-        self._plots = []
         for name in ("epsilon", "noise_multiplier", "steps_for"):
             monkeypatch.setattr(command.accounting, name, getattr(self, f"_{name}"))
         monkeypatch.setattr(command.accounting, "cohort_for", self._cohort_for)
-        monkeypatch.setattr(
-            command, "_plot", lambda runs, path: self._plots.append(path)
-        )
 
     @staticmethod
     def _number(scheme, z, steps, unit, sensitivity, *rest):
@@ -302,10 +283,9 @@ class _Asked:
         return command.accounting.CohortPlan(clients, z, 1.0, z, float(found), *told)
 
     def __call__(self, question, flags):
-        """The command's answer and its plots; None if it refuses the flags."""
+        """The command's answer; None if it refuses the flags."""
         key = question, *sorted(flags.items())
         if key not in self._answers:
-            self._plots.clear()
             words = [f"--{name}={value}" for name, value in flags.items()]
             try:
                 text = _run(self._capsys, question, *words)
@@ -313,7 +293,7 @@ class _Asked:
                 # the answer, even where each unit costs the same.
                 unit = re.search("unit clipped: .*", text)[0]
                 table = text.split("\n\n")[0]
-                self._answers[key] = table, unit, tuple(self._plots)
+                self._answers[key] = table, unit
             except SystemExit:
                 assert "Traceback" not in self._capsys.readouterr().err
                 self._answers[key] = None
@@ -351,7 +331,7 @@ def test_every_flag_changes_the_answer_or_is_refused(question, monkeypatch, caps
 def test_a_flag_without_effect_is_an_error_that_names_it(question, monkeypatch, capsys):
     _Asked(monkeypatch, capsys)
     for base in _ANSWERED[question]:
-        for name in set(_VALUES) - set(base) - {"delta", "png", "accountant"}:
+        for name in set(_VALUES) - set(base) - {"delta", "accountant"}:
             flags = {**base, name: _VALUES[name][-1]}
             words = [f"--{name}={value}" for name, value in flags.items()]
             with contextlib.suppress(SystemExit):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from tests.diagnostics.plots import check_picture
 from tfdpclip.diagnostics import gradient_geometry, symmetry_score
 
 
@@ -58,10 +57,10 @@ def test_theorems_hold(seed):
     """Theorem 5: |bias| <= distance. Theorem 2: symmetric progress is guaranteed."""
     found = gradient_geometry(skewed(seed=seed), seed=seed)
     for c in (0.1, 0.5, 1.0, 3.0, 10.0, 50.0):
-        for bias in [found.clipping_bias(c), *found.projected_clipping_bias(c)]:
-            slack = 1e-9 * (1 + abs(bias.progress))
-            assert abs(bias.bias) <= bias.wasserstein + slack
-            assert bias.symmetric_progress >= bias.guaranteed - slack
+        bias = found.clipping_bias(c)
+        slack = 1e-9 * (1 + abs(bias.progress))
+        assert abs(bias.bias) <= bias.wasserstein + slack
+        assert bias.symmetric_progress >= bias.guaranteed - slack
 
 
 def test_symmetric_gradients_have_no_bias():
@@ -162,17 +161,12 @@ def test_many_points_are_thinned_out():
 
 
 @pytest.mark.slow
-def test_summary_and_picture(tmp_path):
+def test_summary():
     found = gradient_geometry(skewed(), projections=5)
     row = found.summary(1.0, permutations=99)
     assert row["count"] == 400 and row["clip_norm"] == 1.0
     assert row["cosine_negative"] == pytest.approx(np.mean(found.cosines < 0))
     assert 0 < row["p_value_median"] <= 1
-    figure = found.plot(tmp_path / "g.png", title="Epoch 0")
-    check_picture(figure, tmp_path / "g.png", labels=1)
-    assert "400 examples" in figure.get_suptitle()
-    assert "not to be released" in figure.get_supxlabel()
-    assert found.plot(public=True).get_supxlabel() == ""
 
 
 def test_symmetry_about_the_mean_about_zero_and_of_directions():
@@ -214,8 +208,6 @@ def test_bad_arguments():
     for bad in (0.0, np.nan, -1.0, True):
         with pytest.raises(ValueError, match="clip_norm"):
             found.clipping_bias(bad)
-        with pytest.raises(ValueError, match="clip_norm"):
-            found.projected_clipping_bias(bad)
     for points in ([[1.0]], [[np.nan], [1.0]], np.zeros((2, 2, 2))):
         with pytest.raises(ValueError, match="points must be"):
             symmetry_score(points)

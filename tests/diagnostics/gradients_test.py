@@ -12,12 +12,15 @@ from tests.diagnostics.models import (
     regression,
 )
 from tests.keras.helpers import DPSGD, gradients_one_at_a_time
-from tfdpclip.clipping import FixedClip, LayerwiseClip, QuantileClip
-from tfdpclip.diagnostics import GradientMeter, gradient_norms
+from tfdpclip.diagnostics import GradientMeter
 from tfdpclip.tuning import optimal_clip
 
 LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 EACH = tf.keras.losses.MeanSquaredError(reduction="none")
+
+
+def gradient_norms(model, data, max_examples=None, **options):
+    return GradientMeter(model, **options).norms(data, max_examples=max_examples)
 
 
 def alone(model, x, y, variables=None):
@@ -81,7 +84,7 @@ def test_real_norms():
     got = [found.norms.min(), np.median(found.norms), found.norms.max()]
     np.testing.assert_allclose(got, expected, rtol=1e-3)
     meter = GradientMeter(model)
-    best = optimal_clip(meter.chunks((x[:256].astype("float32"), y[:256])), 0.5)
+    best = optimal_clip(meter.gradients((x[:256].astype("float32"), y[:256])), 0.5)
     assert best.clip_norm == pytest.approx(1.55828783, rel=1e-4)
     assert regression(100)[0].shape == (65, 10)
 
@@ -149,7 +152,6 @@ def test_measuring_leaves_everything_as_it_was():
     meter = GradientMeter(model)
     meter.norms((x, y))
     meter.gradients((x, y))
-    meter.signal_to_noise((x, y), 1.0, 1.0)
     after = [
         v.numpy()
         for v in (
@@ -174,36 +176,6 @@ def test_weights_of_the_moment_are_used():
     assert not np.allclose(before, after, rtol=1e-2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "clip",
-    [FixedClip(0.5), QuantileClip(initial_norm=0.5), LayerwiseClip(0.4)],
-    ids=["fixed", "quantile", "layerwise"],
-)
-def test_signal_to_noise(clip):
-    model, (x, y) = network(), images(20)
-    found = GradientMeter(model, loss=LOSS).signal_to_noise(
-        (x, y), clip, 1.5, batch_size=10
-    )
-    gradients = alone(model, x, y)
-    parts = {"conv": slice(0, 40), "head": slice(40, None)}
-    assert found.groups == ("conv", "head") and found.signal.shape == (2, 2)
-    for k, part in enumerate(parts.values()):
-        if isinstance(clip, LayerwiseClip):
-            norms, c = np.linalg.norm(gradients[:, part], axis=1), 0.4
-            stddev = 1.5 * np.sqrt(2) * 0.4  # two groups share the budget
-        else:
-            norms, c = np.linalg.norm(gradients, axis=1), 0.5
-            stddev = 1.5 * 0.5
-        clipped = gradients[:, part] * np.minimum(1, c / norms)[:, None]
-        for step in range(2):
-            signal = np.linalg.norm(clipped[10 * step : 10 * (step + 1)].sum(0))
-            assert found.signal[step, k] == pytest.approx(signal, rel=1e-4)
-        size = gradients[:, part].shape[1]
-        assert found.noise[k] == pytest.approx(stddev * np.sqrt(size), rel=1e-5)
-    np.testing.assert_allclose(found.ratio, found.signal / found.noise)
-
-
 def test_bad_arguments():
     model, (x, y) = network(), images(4)
     with pytest.raises(ValueError, match="loss is missing"):
@@ -220,8 +192,6 @@ def test_bad_arguments():
         meter.norms((x, y), batch_size=0)
     with pytest.raises(ValueError, match="max_examples"):
         meter.norms((x, y), max_examples=0)
-    with pytest.raises(ValueError, match="noise_multiplier"):
-        meter.signal_to_noise((x, y), 1.0, np.nan)
     mean = GradientMeter(model, loss=lambda y, p: tf.reduce_mean(LOSS(y, p)))
     with pytest.raises(ValueError, match="loss must give one loss per example"):
         mean.norms((x, y))

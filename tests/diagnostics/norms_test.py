@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.diagnostics.plots import check_picture
-from tfdpclip.diagnostics import by_class, plot_norms, summarize_norms
+from tfdpclip.diagnostics import summarize_norms
 
 
 def test_summary():
@@ -38,37 +37,3 @@ def test_bad_arguments():
     for bad in (1.5, np.nan, "x"):
         with pytest.raises(ValueError, match="target_quantile"):
             summarize_norms([1.0], 1.0, bad)
-    with pytest.raises(ValueError, match="labels must be"):
-        by_class([1.0, 2.0], [1])
-    with pytest.raises(ValueError, match="labels are missing"):
-        by_class([1.0, 2.0], None)
-
-
-def test_violins(tmp_path):
-    rng = np.random.default_rng(0)
-    norms = {k: np.exp(rng.normal(size=200) - k) for k in range(4)}
-    norms[3][:5] = 0.0
-    figure = plot_norms(
-        norms, tmp_path / "v.png", clip_norms=[1, 1, 0.5, 0.2], xlabel="epoch"
-    )
-    check_picture(figure, tmp_path / "v.png", labels=1)
-    ax = figure.axes[0]
-    assert [t.get_text() for t in ax.get_xticklabels()] == ["0", "1", "2", "3"]
-    note = figure.get_supxlabel()
-    assert "not to be released" in note and "5 norms that are 0" in note
-    labels = [t.get_text() for t in ax.get_legend().get_texts()]
-    assert labels == ["median", "middle half", "clip norm"]
-    public = plot_norms({"a": norms[0]}, public=True)
-    assert public.get_supxlabel() == ""
-
-
-def test_violins_of_odd_norms(tmp_path):
-    """Equal norms, none, and long names of layers."""
-    norms = {"block_1/attention/kernel": [2.0] * 9, "empty": [], "block_2": [1.0, 3.0]}
-    figure = plot_norms(norms, tmp_path / "v.png")
-    check_picture(figure, tmp_path / "v.png", labels=1)
-    for nothing in ({}, {"a": [0.0, np.nan]}):
-        with pytest.raises(ValueError, match="norms"):
-            plot_norms(nothing)
-    with pytest.raises(ValueError, match="clip_norms"):
-        plot_norms({"a": [1.0]}, clip_norms=0.0)

@@ -7,12 +7,9 @@ import numpy as np
 import pytest
 
 from tests.diagnostics.models import digits, regression
-from tests.diagnostics.plots import check_picture
 from tfdpclip.diagnostics import (
-    accuracy_difference,
     class_accuracy,
     class_weights,
-    plot_class_weights,
     retained_weight,
 )
 
@@ -108,31 +105,7 @@ def test_accuracy():
     one = class_accuracy(labels, correct)
     assert one.classes.tolist() == [0, 2] and one.accuracy.tolist() == [0.75, 0.5]
     assert (one.macro, one.micro) == (0.625, pytest.approx(4 / 6))
-    other = class_accuracy(labels, [1, 1, 1, 1, 1, 0])
-    classes, difference = accuracy_difference(one, other)
-    assert classes.tolist() == [0, 2] and difference.tolist() == [0.0, -0.5]
     assert class_accuracy([1, 0, 2], [1, 1, 1]).order.tolist() == [0, 1, 2]
-    with pytest.raises(ValueError, match="same examples"):
-        accuracy_difference(one, class_accuracy([0, 2], [1, 1]))
-
-
-def test_picture(tmp_path):
-    found = class_weights(NORMS, LABELS, [0.1, 1, 10])
-    figure = plot_class_weights(
-        found,
-        tmp_path / "w.png",
-        order=["c", "a", "b"],
-        differences={"C = 0.1 less C = 1": [0.1, -0.1, 0.0]},
-    )
-    check_picture(figure, tmp_path / "w.png", labels=2)
-    top, low = figure.axes
-    np.testing.assert_allclose(top.get_lines()[0].get_ydata(), [0.007, 0.14, 0.027])
-    np.testing.assert_allclose(low.get_lines()[0].get_ydata(), [0.0, 0.1, -0.1])
-    assert [t.get_text() for t in low.get_xticklabels()] == ["c", "a", "b"]
-    with pytest.raises(ValueError, match="order must name every class"):
-        plot_class_weights(found, order=["a", "b"])
-    with pytest.raises(ValueError, match="differences"):
-        plot_class_weights(found, differences={"x": [1.0]})
 
 
 def test_bad_arguments():

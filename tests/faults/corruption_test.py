@@ -266,7 +266,7 @@ def test_damaged_draws_are_refused_not_drawn_again(tmp_path):
 def test_damaged_files_of_sweeps_are_refused(tmp_path):
     row = studies.Row("fixed", 0.1, 0.0, 1.0, 0, 0.5, 0.5, 4, "a")
     path = tmp_path / studies.TABLE
-    path.write_text(files.table_text([studies.dataclasses.asdict(row)]))
+    path.write_text(reports.table_text([studies.dataclasses.asdict(row)]))
     assert studies.read_rows(tmp_path) == [row]
     for changed in damaged(path.read_bytes(), 200):
         path.write_bytes(changed)

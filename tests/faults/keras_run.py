@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpclip as dpc
+from driver_kit import reports
 from tests.stack import KERAS_3
 from tfdpclip import files
 
@@ -35,7 +36,7 @@ class Rows(tf.keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         kept = [row for row in self._rows if int(row["epoch"]) < epoch]
         self._rows = [*kept, {"epoch": epoch, "epsilon": logs["epsilon"]}]
-        files.write_atomically(self._path, files.table_text(self._rows))
+        files.write_atomically(self._path, reports.table_text(self._rows))
 
 
 class Steps(tf.keras.callbacks.Callback):

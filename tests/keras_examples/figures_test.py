@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from driver_kit import plotting, programs, settings
-from keras_examples import image_data, optimal_clip, training
+from keras_examples import image_data, norm_figures, optimal_clip, training
 from tests.keras_examples import image_files
 from tfdpclip import diagnostics, pictures
 
@@ -31,9 +31,8 @@ def test_long_titles_fit():
         curves += [{**row, "clip_norm": c, "mse": 2.0} for c in (0.5, 1.0)]
     assert_nothing_is_cropped(optimal_clip._plot(rows, curves, "gradients.npz"))
     name = "a network that has a long name, and data whose name is longer still"
-    figure = diagnostics.plot_norms(
-        {"ε = 1": np.ones(5)}, clip_norms=1.0, title=f"Gradient norms, {name}"
-    )
+    title = f"Gradient norms, {name}"
+    figure = norm_figures.draw_norms({"ε = 1": np.ones(5)}, 1.0, "", title, True)
     assert_nothing_is_cropped(figure)
     figure, _ = pictures.new(3, 3)
     figure.suptitle(name)
@@ -119,10 +118,10 @@ def test_no_point_is_outside_of_the_plane(spread):
         rng.uniform(-np.log(spread), 0, (200, 1))
     )
     points[0] = 0.0
-    logarithmic = pictures.heavy_tailed([points])
+    logarithmic = plotting.heavy_tailed([points])
     assert logarithmic == (spread > 1)
     _, axes = pictures.new(3, 3)
-    place = pictures.plane(axes[0, 0], points, logarithmic)
+    place = plotting.plane(axes[0, 0], points, logarithmic)
     drawn = place(points)
     assert np.abs(drawn).max() < axes[0, 0].get_xlim()[1]
     np.testing.assert_allclose(place(-points), -drawn)
@@ -163,3 +162,34 @@ def test_figures_in_each_format(tmp_path):
         assert (tmp_path / f"some_eps_0.5.{kind}").read_bytes().startswith(start)
     with pytest.raises(settings.UsageError, match="--figure_format=.*png, pdf, svg"):
         settings.parse(optimal_clip.Settings, ["x", "--figure_format=gif"])
+
+
+def test_weights_and_differences_stand_at_their_class():
+    found = diagnostics.class_weights(
+        [0.5, 1.0, 4.0, 20.0], ["b", "b", "a", "c"], [0.1, 1, 10]
+    )
+    figure = norm_figures.draw_class_weights(
+        found, ["c", "a", "b"], {"less C = 1": [0.1, -0.1, 0.0]}, "A title", False
+    )
+    assert_nothing_is_cropped(figure)
+    top, low = figure.axes
+    expected = found.relative[0][[2, 0, 1]]
+    np.testing.assert_allclose(top.get_lines()[0].get_ydata(), expected)
+    np.testing.assert_allclose(low.get_lines()[0].get_ydata(), [0.0, 0.1, -0.1])
+    assert [t.get_text() for t in low.get_xticklabels()] == ["c", "a", "b"]
+    assert "not to be released" in figure.get_supxlabel()
+
+
+def test_violins_of_zeros_equal_norms_and_none():
+    rng = np.random.default_rng(0)
+    norms = {str(k): np.exp(rng.normal(size=200) - k) for k in range(3)}
+    norms["2"][:5] = 0.0
+    norms |= {"equal": np.full(9, 2.0), "empty": np.zeros(0)}
+    figure = norm_figures.draw_norms(norms, 1.0, "epoch", "A title", False)
+    assert_nothing_is_cropped(figure)
+    ax = figure.axes[0]
+    assert [t.get_text() for t in ax.get_xticklabels()] == list(norms)
+    note = figure.get_supxlabel()
+    assert "not to be released" in note and "5 norms that are 0" in note
+    labels = [t.get_text() for t in ax.get_legend().get_texts()]
+    assert labels == ["median", "middle half", "clip norm"]

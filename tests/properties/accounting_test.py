@@ -302,17 +302,6 @@ def test_the_noise_split_is_one_mechanism_or_refused(z, stddevs):
 
 
 @CLOSED
-@given(
-    st.floats(1e-100, 1e100),
-    st.lists(st.floats(1e-100, 1e100), min_size=1, max_size=6),
-)
-def test_the_noise_of_groups_adds_up(z, shares):
-    parts = accounting.group_noise_multipliers(z, len(shares), shares)
-    scaled = [z / part for part in parts]
-    assert math.fsum(s * s for s in scaled) == pytest.approx(1.0, rel=1e-9)
-
-
-@CLOSED
 @given(st.floats(5e-324, 1e308), st.floats(5e-324, 1.0), st.integers(0, 10**15))
 def test_the_central_limit_is_a_number_everywhere(z, rate, steps):
     for sampling in ("poisson", "fixed_size"):

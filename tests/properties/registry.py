@@ -228,12 +228,6 @@ ACCOUNTING = {
     "split_noise_multiplier": case(
         accounting.split_noise_multiplier, noise_multiplier=1.0, count_stddevs=[5.0]
     ),
-    "group_noise_multipliers": case(
-        accounting.group_noise_multipliers,
-        noise_multiplier=1.0,
-        groups=2,
-        shares=[1.0, 2.0],
-    ),
     "attack_bounds": case(
         accounting.attack_bounds,
         event=sampling.Poisson(0.1).event(1.0, 3),
@@ -255,7 +249,6 @@ ACCOUNTING = {
     "layerwise_gdp_mu": case(
         accounting.layerwise_gdp_mu, _=LIMITS, sigma=1.0, layers=[1.0, 2.0]
     ),
-    "layerwise_sigma": case(accounting.layerwise_sigma, noise_multiplier=1.0, layers=2),
     "noise_multiplier_from_layerwise_sigma": case(
         accounting.noise_multiplier_from_layerwise_sigma, sigma=1.0, layers=2
     ),
@@ -439,12 +432,7 @@ TUNING = {
     "Recipe": None,
     "SearchStatement": None,
     "Grid": case(tuning.Grid, **GRID, others={"a": [1]}),
-    "RandomStopping": case(
-        tuning.RandomStopping,
-        _={"unbounded": ("shape",), "infinite": True},
-        mean=3.0,
-        shape=1.0,
-    ),
+    "RandomStopping": case(tuning.RandomStopping, mean=3.0),
     "RandomStopping.draw": case(tuning.RandomStopping(3.0).draw, rng=None),
     "TrainingPlan": case(
         tuning.TrainingPlan, sampling=POISSON, noise_multiplier=1.0, steps=10
@@ -466,7 +454,6 @@ TUNING = {
         sigma=1.0,
         clip_norms=[0.5, 1.0],
         d=3,
-        gram=False,
         sampling_rate=0.5,
     ),
     "fixed_point_clip": case(
@@ -483,18 +470,9 @@ TUNING = {
         gradients=GRADIENTS,
         sigma=1.0,
         d=3,
-        gram=False,
         sampling_rate=0.5,
-        memory=10**6,
     ),
     "geometric": case(tuning.geometric, lowest=0.1, highest=1.0, count=3),
-    "learning_rate_rule": case(
-        tuning.learning_rate_rule,
-        learning_rate=0.1,
-        batch_size=10,
-        new_batch_size=20,
-        power=0.5,
-    ),
     "run_grid": case(
         tuning.run_grid,
         _={"fixed": ("path",), "infinite": True},
@@ -527,11 +505,7 @@ TUNING = {
 }
 
 NORMS = [0.5, 1.0, 2.0]
-ACCURACY = diagnostics.class_accuracy([0, 0, 1], [True, False, True])
-WEIGHTS = diagnostics.class_weights(NORMS, [0, 1, 1], [0.1, 1.0])
 GEOMETRY = diagnostics.gradient_geometry(GRADIENTS)
-# Text to draw may be anything that can be drawn.
-FIGURE = {"fixed": ("path", "title", "xlabel")}
 
 DIAGNOSTICS = {
     # Results of functions.
@@ -541,19 +515,11 @@ DIAGNOSTICS = {
     "GradientNorms": None,
     "NormSummary": None,
     "RetainedWeight": None,
-    "SignalToNoise": None,
     "SymmetryScore": None,
     "GradientGeometry.symmetry": case(
         GEOMETRY.symmetry, permutations=9, most=5, seed=0
     ),
     "GradientGeometry.clipping_bias": case(GEOMETRY.clipping_bias, clip_norm=1.0),
-    "GradientGeometry.projected_clipping_bias": case(
-        GEOMETRY.projected_clipping_bias, clip_norm=1.0
-    ),
-    "accuracy_difference": case(
-        diagnostics.accuracy_difference, one=ACCURACY, other=ACCURACY
-    ),
-    "by_class": case(diagnostics.by_class, norms=NORMS, labels=[0, 1, 1]),
     "class_accuracy": case(
         diagnostics.class_accuracy, labels=[0, 1], correct=[True, False]
     ),
@@ -568,25 +534,6 @@ DIAGNOSTICS = {
     ),
     "gradient_geometry": case(
         diagnostics.gradient_geometry, gradients=GRADIENTS, projections=2, seed=0
-    ),
-    "plot_class_weights": case(
-        diagnostics.plot_class_weights,
-        _=FIGURE,
-        weights=WEIGHTS,
-        order=[1, 0],
-        differences={"a": [0.0, 1.0]},
-        xlabel="",
-        title="",
-        public=True,
-    ),
-    "plot_norms": case(
-        diagnostics.plot_norms,
-        _=FIGURE,
-        norms={"a": NORMS},
-        clip_norms=1.0,
-        xlabel="",
-        title="",
-        public=True,
     ),
     "retained_weight": case(diagnostics.retained_weight, norms=NORMS, clip_norm=1.0),
     "summarize_norms": case(

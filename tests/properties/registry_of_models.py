@@ -258,17 +258,6 @@ GRADIENTS: dict[str, Any] = {
 METER = {"batch_size": 2, "max_examples": 3}
 
 DIAGNOSTICS: dict[str, Any] = {
-    "GradientDiagnostics": case(
-        diagnostics.GradientDiagnostics,
-        _={"fixed": ("csv_path", "picture_dir", "log_dir")},
-        data=(X, Y),
-        every="epoch",
-        geometry=False,
-        public=False,
-        target_quantile=0.5,
-        max_examples=10,
-        batch_size=2,
-    ),
     "GradientMeter": case(
         diagnostics.GradientMeter,
         model=MODEL,
@@ -277,18 +266,9 @@ DIAGNOSTICS: dict[str, Any] = {
         groups=None,
         training=False,
     ),
-    "GradientMeter.signal_to_noise": case(
-        lambda **a: diagnostics.GradientMeter(model()).signal_to_noise(**a),
-        _={"costly": True, "fixed": ("state",)},
-        data=(X, Y),
-        clip=1.0,
-        noise_multiplier=1.0,
-        **METER,
-    ),
-    "gradient_norms": case(
-        diagnostics.gradient_norms,
+    "GradientMeter.norms": case(
+        lambda **a: diagnostics.GradientMeter(model()).norms(**a),
         _={"costly": True},
-        model=MODEL,
         data=(X, Y),
         **METER,
     ),
@@ -373,13 +353,6 @@ TESTING: dict[str, Any] = {
         claimed=None,
         confidence=0.95,
         seed=1,
-    ),
-    "many_runs_lower_bound": case(
-        testing.many_runs_lower_bound,
-        with_record=np.arange(40.0),
-        without=np.arange(40.0),
-        delta=1e-5,
-        confidence=0.95,
     ),
     "one_run_lower_bound": case(
         testing.one_run_lower_bound,

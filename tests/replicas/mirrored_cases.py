@@ -191,22 +191,21 @@ def test_norms_of_public_data_reach_every_replica(mirrored):
 
 
 def test_norms_are_measured_as_on_one_device(mirrored):
-    """By the callback, by diagnostics, and by the function."""
+    """By the callback, by the meter, and by the function."""
 
     def trained(strategy):
         public = dpc.keras.PublicGradientNorms((X[:20], Y[:20]))
-        seen = dpc.diagnostics.GradientDiagnostics((X[:20], Y[:20]))
         model = fitted(
             strategy,
             optimizer=lambda: private(clip=dpc.PublicNormClip(0.3)),
-            callbacks=[lambda batches: public, lambda batches: seen],
+            callbacks=[lambda batches: public],
             epochs=2,
             metrics=["accuracy"],
         )
         found = [
             list(public.norms.values()),
             list(dpc.keras.public_gradient_norms(model, (X, Y)).values()),
-            dpc.diagnostics.gradient_norms(model, (X, Y)).norms,
+            dpc.diagnostics.GradientMeter(model).norms((X, Y)).norms,
             dpc.diagnostics.GradientMeter(model).gradients((X, Y)),
         ]
         return model, found

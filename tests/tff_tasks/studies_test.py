@@ -9,7 +9,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from tfdpclip import files
+from driver_kit import reports
 from tff_tasks import plots, quantile_tracking, recipe, studies, sweep
 from tff_tasks.config import RunConfig
 from tff_tasks.quantile_tracking import TrackingConfig
@@ -255,7 +255,7 @@ def sweep_of(directory, *settings):
             "round,clip_norm\n0,0.1\n1,0.2\n"
         )
         rows.append(studies.Row(clipping, level, noise, 1.0, 1, 0.9, 0.9, 2, f"run{k}"))
-    table = files.table_text([dataclasses.asdict(row) for row in rows])
+    table = reports.table_text([dataclasses.asdict(row) for row in rows])
     (directory / studies.TABLE).write_text(table)
     about = {"title": "Some task", "metric": "accuracy", "higher_is_better": True}
     (directory / studies.SETTINGS).write_text(json.dumps(about))

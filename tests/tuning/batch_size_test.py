@@ -277,12 +277,3 @@ def test_recipe():
     nothing = tuning.run_grid(recipe.grid, lambda p: math.nan)
     with pytest.raises(ValueError, match="result"):
         recipe.refine(nothing)
-
-
-def test_learning_rate_rule():
-    assert tuning.learning_rate_rule(0.001, 256, 4096) == pytest.approx(0.004)
-    assert tuning.learning_rate_rule(0.001, 256, 1024, power=1) == pytest.approx(0.004)
-    for name in ("learning_rate", "batch_size", "new_batch_size", "power"):
-        given = {"learning_rate": 0.1, "batch_size": 8, "new_batch_size": 8}
-        with pytest.raises(ValueError, match=name):
-            tuning.learning_rate_rule(**{**given, name: math.nan})

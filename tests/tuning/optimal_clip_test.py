@@ -68,47 +68,33 @@ WORKED = {
         [16 / 21],
     ),
 }
-# As an array, in chunks, in chunks with little memory, by inner products.
-FORMS = {
-    "array": lambda g, s, d, **o: optimal_clip(g, s, d, **o),
-    "list": lambda g, s, d, **o: optimal_clip([g[:2], g[2:]], s, d, **o),
-    "function": lambda g, s, d, **o: optimal_clip(
-        lambda: (g[i : i + 3] for i in range(0, len(g), 3)), s, d, memory=1, **o
-    ),
-    "gram": lambda g, s, d, **o: optimal_clip(g @ g.T, s, d, gram=True, **o),
-}
-forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
-@forms
 @pytest.mark.parametrize("case", WORKED.values(), ids=WORKED)
-def test_worked_cases(case, form):
+def test_worked_cases(case):
     gradients, sigma, d, clip_norm, mse, kind, stationary = case
-    best = form(np.array(gradients, np.float64), sigma, d)
+    best = optimal_clip(np.array(gradients, np.float64), sigma, d)
     assert best.clip_norm == pytest.approx(clip_norm, abs=1e-9, rel=1e-9)
     assert best.mse == pytest.approx(mse, abs=1e-9, rel=1e-8)
     assert kind is None or best.kind == kind
-    if form in (FORMS["array"], FORMS["gram"]):
-        found = [c for c, _ in best.stationary_points]
-        np.testing.assert_allclose(found, stationary, rtol=1e-7)
+    found = [c for c, _ in best.stationary_points]
+    np.testing.assert_allclose(found, stationary, rtol=1e-7)
 
 
-@forms
 @pytest.mark.parametrize("case", ORACLE, ids=lambda case: case["name"])
-def test_oracle(case, form):
+def test_oracle(case):
     inputs, expected = case["inputs"], case["expected"]
-    best = form(np.array(inputs["gradients"], np.float64), inputs["sigma"], inputs["d"])
+    best = optimal_clip(inputs["gradients"], inputs["sigma"], inputs["d"])
     assert best.mse == pytest.approx(expected["mse"], abs=1e-9)
     if "C_star" in expected:
         assert best.clip_norm == pytest.approx(expected["C_star"], abs=1e-9)
     else:
         assert best.clip_norm >= expected["C_star_at_least"] - 1e-9
     found = dict(best.stationary_points)
-    if form in (FORMS["array"], FORMS["gram"]):
-        for (c, mse), (got, value) in zip(
-            expected["stationary_points"], sorted(found.items()), strict=True
-        ):
-            assert (got, value) == pytest.approx((c, mse), abs=1e-9)
+    for (c, mse), (got, value) in zip(
+        expected["stationary_points"], sorted(found.items()), strict=True
+    ):
+        assert (got, value) == pytest.approx((c, mse), abs=1e-9)
     for c, _, _, mse in expected.get("breakpoints_C_dleft_dright_mse", ()):
         errors = clip_errors(inputs["gradients"], inputs["sigma"], [c], inputs["d"])
         assert errors.mse[0] == pytest.approx(mse, abs=1e-9)
@@ -125,21 +111,16 @@ def random_gradients(rng):
 
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("seed", range(40))
-def test_all_forms_agree_and_no_other_clip_norm_is_better(seed):
+def test_no_other_clip_norm_is_better(seed):
     rng = np.random.default_rng(seed)
     gradients = random_gradients(rng)
     sigma = float(np.exp(2 * rng.normal() - 1))
     options = {"sampling_rate": float(rng.choice([1.0, 0.3]))}
-    d = gradients.shape[1]
     best = optimal_clip(gradients, sigma, **options)
     norms = np.linalg.norm(gradients, axis=1)
     grid = np.linspace(0, norms.max() * 1.1, 5001)
     errors = clip_errors(gradients, sigma, grid, **options)
     assert best.mse <= errors.mse.min() * (1 + 1e-12) + 1e-12
-    for name in ("list", "function", "gram"):
-        other = FORMS[name](gradients, sigma, d, **options)
-        assert other.mse == pytest.approx(best.mse, rel=1e-9, abs=1e-9)
-        assert other.clip_norm == pytest.approx(best.clip_norm, rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -266,27 +247,6 @@ def test_real_gradients(steps):
         assert best.kind == ("kink" if sigma in kinks else "stationary")
         if sigma == 1:
             assert best.mse == pytest.approx(mse, rel=1e-6)
-    in_chunks = FORMS["function"](gradients, 1.0, None)
-    assert in_chunks.clip_norm == pytest.approx(expected[4], abs=1e-5)
-
-
-def test_many_gradients_in_few_passes_and_little_memory():
-    rng = np.random.default_rng(0)
-    gradients = rng.standard_normal((20_000, 30)) * np.exp(
-        rng.normal(size=(20_000, 1))
-    ) + rng.normal(size=30)
-    passes = 0
-
-    def chunks():
-        nonlocal passes
-        passes += 1
-        return (gradients[i : i + 500] for i in range(0, len(gradients), 500))
-
-    best = optimal_clip(chunks, 20.0, memory=2**20)
-    assert best.clip_norm == pytest.approx(
-        optimal_clip(gradients, 20.0).clip_norm, rel=1e-7
-    )
-    assert passes <= 6
 
 
 # The printed equation, for comparison.
@@ -337,18 +297,8 @@ def test_bad_gradients():
             optimal_clip([[1.0, 2.0], [bad, 0.0]], 1.0)
     with pytest.raises(ValueError, match="gradients must be .B, D."):
         optimal_clip([1.0, 2.0], 1.0)
-    with pytest.raises(ValueError, match="gradients is an iterator"):
+    with pytest.raises(ValueError, match="gradients must be"):
         optimal_clip(iter([[[1.0]]]), 1.0)
-    with pytest.raises(ValueError, match="rows of several lengths"):
-        optimal_clip([np.ones((2, 3)), np.ones((2, 2))], 1.0)
-    calls = iter([[np.ones((2, 3))], [np.ones((3, 3))], [np.ones((1, 3))]])
-    with pytest.raises(ValueError, match="other chunks"):
-        optimal_clip(lambda: next(calls), 1.0)
-    with pytest.raises(ValueError, match="d is required"):
-        optimal_clip(np.eye(2), 1.0, gram=True)
-    for matrix in ([[1.0, 2.0], [0.0, 1.0]], [[-1.0]], [[1.0, 2.0]], [[np.nan]]):
-        with pytest.raises(ValueError, match="Gram matrix"):
-            optimal_clip(matrix, 1.0, 3, gram=True)
 
 
 def test_text_warns_of_private_data():

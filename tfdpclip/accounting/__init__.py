@@ -33,7 +33,6 @@ if TYPE_CHECKING:
         gdp_mu,
         gdp_tradeoff,
         layerwise_gdp_mu,
-        layerwise_sigma,
         noise_multiplier_from_layerwise_sigma,
         subsampled_gdp_log_h,
         subsampled_gdp_mu,
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from tfdpclip.accounting.noise_split import (
         count_stddevs,
         effective_noise_multiplier,
-        group_noise_multipliers,
         split_noise_multiplier,
     )
     from tfdpclip.accounting.phases import Phase, PrivacyMismatchError
@@ -86,9 +84,7 @@ __all__ = [
     "gdp_epsilon",
     "gdp_mu",
     "gdp_tradeoff",
-    "group_noise_multipliers",
     "layerwise_gdp_mu",
-    "layerwise_sigma",
     "noise_multiplier",
     "noise_multiplier_from_layerwise_sigma",
     "sensitivity_factor",

@@ -19,10 +19,9 @@ are clipped together (`Poisson`), and drawing examples, each clipped separately,
 data with at most `--per_person` examples of each person (`CappedPoisson`).
 `--population` counts examples, and every person is taken to have equally many.
 
-Flags that take a list give one row per combination. `--png=file.png` adds a plot of
-epsilon over steps, one curve per row. A flag without effect on the answer is an error:
-a flag that the question does not use, a flag that a second flag makes needless
-(`--rate` next to `--batch_size`), or a flag that is given twice.
+Flags that take a list give one row per combination. A flag without effect on the answer
+is an error: a flag that the question does not use, a flag that a second flag makes
+needless (`--rate` next to `--batch_size`), or a flag that is given twice.
 """
 
 import itertools
@@ -32,10 +31,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import dp_accounting
-import numpy as np
 from absl import app, flags
 
-from tfdpclip import accounting, pictures, sampling
+from tfdpclip import accounting, sampling
 from tfdpclip._notebook import aligned
 from tfdpclip.accounting import _command_flags
 from tfdpclip.sampling.events import RELATION_NAMES
@@ -101,7 +99,6 @@ flags.DEFINE_enum(
     "of the adaptive-clipping paper. Not the strict guarantee.",
     flag_values=_FLAGS,
 )
-flags.DEFINE_string("png", None, "File for a plot.", flag_values=_FLAGS)
 
 _HELP = {"-h", "-help", "--help", "--helpshort", "--helpfull"}
 _QUESTIONS = tuple(_command_flags.USES)
@@ -136,13 +133,13 @@ def answer(question: str) -> None:
             ](scheme)
         ]
     print(_table([cells for cells, _ in rows]))
-    relations = {RELATION_NAMES[r["sampling"].neighboring_relation] for _, r in rows}
+    schemes = {scheme for _, scheme in rows}
+    relations = {RELATION_NAMES[s.neighboring_relation] for s in schemes}
     print(f"\ndelta: {_FLAGS.delta:g}")
     print(f"neighbours: {'; '.join(sorted(relations))}")
     units = {"people": _PEOPLE, "cohort": "client"}
     print(f"unit clipped: {units.get(question, _FLAGS.unit)}")
     print(f"accountant: {_FLAGS.accountant}")
-    schemes = {r["sampling"] for _, r in rows}
     if _FLAGS.accountant == "gdp" and any(s.amplified for s in schemes):
         print("NOTE: a central limit approximation of sampling, not a bound.")
     if _sensitivity() is not None:
@@ -152,12 +149,10 @@ def answer(question: str) -> None:
         )
     for text in sorted({text for s in schemes for text in s.assumptions()}):
         print(f"assuming: {text}")
-    if _FLAGS.png:
-        _plot([run for _, run in rows], _FLAGS.png)
-        print(f"plot: {_FLAGS.png}")
 
 
-Row = tuple[dict[str, str], dict[str, Any]]
+# The cells of a row by column, and the scheme.
+Row = tuple[dict[str, str], sampling.SamplingScheme]
 
 _PEOPLE = """person
 noise of the mean: noise multiplier / clipped in a step, in clip norms of the clipped
@@ -210,12 +205,14 @@ def _cohort_row(target: float, rounds: float) -> Row:
         accountant=_FLAGS.accountant,
         sensitivity=_sensitivity(),
     )
-    cells, run = _row(plan.sampling, plan.rounds, plan.noise_multiplier, plan.epsilon)
+    cells, scheme = _row(
+        plan.sampling, plan.rounds, plan.noise_multiplier, plan.epsilon
+    )
     cells["clients per round"] = str(plan.clients_per_round)
     cells["scale"] = f"{plan.scale:.4g}"
     cells["z of the sum"] = f"{plan.gradient_noise_multiplier:.6g}"
     cells["count stddev"] = f"{plan.count_stddev:.6g}"
-    return cells, run
+    return cells, plan.sampling
 
 
 def _people_rows(per_person: float, size: float, target: float, steps: float):
@@ -246,7 +243,6 @@ def _people_rows(per_person: float, size: float, target: float, steps: float):
             epsilon=target, steps=count, sampling=scheme, **_options("person")
         )
         noises.append(z / clipped)
-        _, run = _row(scheme, count, z, target)
         cells = {
             "per person": str(most),
             "drawn": way,
@@ -258,7 +254,7 @@ def _people_rows(per_person: float, size: float, target: float, steps: float):
             "times that of people": f"{noises[-1] / noises[0]:.4g}",
             "epsilon": f"{target:.6g}",
         }
-        rows.append((cells, run | {"unit": "person"}))
+        rows.append((cells, scheme))
     return rows
 
 
@@ -269,7 +265,7 @@ def _row(scheme, steps: int, z: float, epsilon: float) -> Row:
         "noise multiplier": f"{z:.6g}",
         "epsilon": f"{epsilon:.6g}",
     }
-    return cells, {"sampling": scheme, "steps": steps, "z": z}
+    return cells, scheme
 
 
 def _schemes() -> list[sampling.SamplingScheme]:
@@ -356,23 +352,6 @@ def _table(rows: list[dict[str, str]]) -> str:
     lines = [names, *([row[name] for name in names] for row in rows)]
     lines.insert(1, ["-" * max(map(len, c)) for c in zip(*lines, strict=True)])
     return aligned(lines, left=range(len(names)))
-
-
-def _plot(runs: list[dict[str, Any]], path: str) -> None:
-    figure, ((axes,),) = pictures.new(7, 4.5)
-    for index, run in enumerate(runs):
-        if run["steps"] < 1 or run["z"] == 0:
-            continue
-        steps = np.unique(np.linspace(1, run["steps"], 30).astype(int))
-        spent = accounting.epsilon_profile(
-            run["z"], steps, run["sampling"], **_options(run.get("unit"))
-        )
-        label = f"z = {run['z']:.4g}, {run['sampling'].describe()}"
-        axes.plot(steps, spent, label=label, **pictures.style(index, marked=False))
-    axes.set(xlabel="steps", ylabel=f"epsilon at delta = {_FLAGS.delta:g}")
-    axes.set_ylim(bottom=0)
-    axes.legend(fontsize="small")
-    pictures.save(figure, path)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:

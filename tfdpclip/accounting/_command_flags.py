@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 #: The flags that each question uses.
-_ALWAYS = {"delta", "accountant", "convention", "png"}
+_ALWAYS = {"delta", "accountant", "convention"}
 _SCHEME = {"sampling", "rate", "batch_size", "population", "unit"}
 _LENGTH = {"steps", "epochs"}
 USES: dict[str, set[str]] = {

@@ -204,20 +204,6 @@ def noise_multiplier_from_layerwise_sigma(sigma: float, layers: int = 1) -> floa
     return _arguments.finite("2 * sigma", 2 * sigma) / math.sqrt(layers)
 
 
-def layerwise_sigma(noise_multiplier: float, layers: int = 1) -> float:
-    """Returns the layerwise paper's sigma for a step's noise multiplier.
-
-    The inverse of `noise_multiplier_from_layerwise_sigma`.
-
-    >>> layerwise_sigma(2.0, layers=4)
-    2.0
-    """
-    value = _arguments.non_negative("noise_multiplier", noise_multiplier)
-    layers = _arguments.integer("layers", layers, minimum=1)
-    sigma = value * math.sqrt(layers) / 2
-    return _arguments.finite("sigma for this noise_multiplier and layers", sigma)
-
-
 def subsampled_gdp_log_h(sigma: float) -> float:
     """Returns log h(sigma), the central-limit factor of fixed-size sampling.
 

@@ -12,8 +12,6 @@ from typing import Any
 from tfdpclip import _arguments
 from tfdpclip._docs import see
 
-# More groups than any model has variables; the limit bounds the result's memory.
-_MOST_GROUPS = 10**6
 #: The share of z^-2 that default counts may take, out of the rest after chosen counts.
 DEFAULT_SHARE = 0.5
 
@@ -206,61 +204,6 @@ def effective_noise_multiplier(
         return 0.0
     # Scaling by the smallest keeps the squares in range.
     return smallest / math.sqrt(math.fsum((smallest / z) ** 2 for z in parts))
-
-
-def group_noise_multipliers(
-    noise_multiplier: float,
-    groups: int,
-    shares: Sequence[float] | None = None,
-) -> tuple[float, ...]:
-    """Returns the noise multiplier of each separately clipped group of variables.
-
-    *Formal guarantees*
-
-    * Group h clipped to C_h with noise `z_h * C_h`, where sum_h z_h^-2 = z^-2, is one
-      Gaussian mechanism with noise multiplier z (McMahan et al. 2018, section 2.2).
-
-    Args:
-      noise_multiplier: The noise multiplier of all groups together: z_g of
-        `split_noise_multiplier`, or z without counts.
-      groups: The number of groups L.
-      shares: Each group's share of z^-2: positive, scaled to add up to 1. Equal by
-        default, which gives z * sqrt(L) to every group.
-
-    Returns:
-      One noise multiplier per group.
-
-    Raises:
-      ValueError: If an argument is out of range.
-
-    >>> group_noise_multipliers(1.0, 4)
-    (2.0, 2.0, 2.0, 2.0)
-    """
-    z = _arguments.non_negative("noise_multiplier", noise_multiplier)
-    groups = _arguments.integer("groups", groups, minimum=1)
-    if groups > _MOST_GROUPS:
-        raise ValueError(
-            f"groups must be at most {_MOST_GROUPS}, got {_arguments.shown(groups)}."
-        )
-    if shares is None:
-        return (_product("noise_multiplier", z, groups),) * groups
-    shares = _arguments.items("shares", shares)
-    if len(shares) != groups:
-        raise ValueError(
-            f"shares must have one entry per group (groups = "
-            f"{_arguments.shown(groups)}), got {len(shares)}."
-        )
-    weights = [_arguments.positive("shares", share) for share in shares]
-    largest = max(weights)
-    weights = [weight / largest for weight in weights]
-    if min(weights) == 0:
-        raise ValueError("shares are too far apart for double precision.")
-    total = math.fsum(weights)
-    return tuple(_product("noise_multiplier", z, total / w) for w in weights)
-
-
-def _product(name: str, z: float, square: float) -> float:
-    return _arguments.finite(f"{name} of each group", z * math.sqrt(square))
 
 
 def _share(z: float, stddev: float) -> float:

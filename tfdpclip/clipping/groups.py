@@ -249,7 +249,7 @@ def _similar(count: int, names: Sequence[str], norms: Any) -> list[str]:
         raise ValueError(
             f"groups={count} puts layers of similar gradient norm together, so it "
             "needs their norms on public data: "
-            "norms=dpc.keras.public_gradient_norms(model, x, y)."
+            "norms=dpc.keras.public_gradient_norms(model, (x, y))."
         )
     per_layer = make_groups(None, names)
     sizes = np.array(by_group("norms", norms, per_layer))

@@ -12,60 +12,34 @@ from tfdpclip.diagnostics.geometry import (
     GradientGeometry,
     gradient_geometry,
 )
-from tfdpclip.diagnostics.norms import (
-    NormSummary,
-    by_class,
-    plot_norms,
-    summarize_norms,
-)
+from tfdpclip.diagnostics.norms import NormSummary, summarize_norms
 from tfdpclip.diagnostics.reweighting import (
     ClassAccuracy,
     RetainedWeight,
-    accuracy_difference,
     class_accuracy,
     class_weights,
-    plot_class_weights,
     retained_weight,
 )
 from tfdpclip.diagnostics.symmetry import SymmetryScore, symmetry_score
 
 if TYPE_CHECKING:
-    from tfdpclip.diagnostics.callback import GradientDiagnostics
-    from tfdpclip.diagnostics.gradients import (
-        GradientMeter,
-        GradientNorms,
-        SignalToNoise,
-        gradient_norms,
-    )
+    from tfdpclip.diagnostics.gradients import GradientMeter, GradientNorms
 
 # These need TensorFlow, which functions of arrays do without.
-_LAZY = {
-    "GradientDiagnostics": "callback",
-    "GradientMeter": "gradients",
-    "GradientNorms": "gradients",
-    "SignalToNoise": "gradients",
-    "gradient_norms": "gradients",
-}
+_LAZY = ("GradientMeter", "GradientNorms")
 
 __all__ = [
     "ClassAccuracy",
     "ClippingBias",
-    "GradientDiagnostics",
     "GradientGeometry",
     "GradientMeter",
     "GradientNorms",
     "NormSummary",
     "RetainedWeight",
-    "SignalToNoise",
     "SymmetryScore",
-    "accuracy_difference",
-    "by_class",
     "class_accuracy",
     "class_weights",
     "gradient_geometry",
-    "gradient_norms",
-    "plot_class_weights",
-    "plot_norms",
     "retained_weight",
     "summarize_norms",
     "symmetry_score",
@@ -74,6 +48,5 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        home = importlib.import_module(f"tfdpclip.diagnostics.{_LAZY[name]}")
-        return getattr(home, name)
+        return getattr(importlib.import_module(f"{__name__}.gradients"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

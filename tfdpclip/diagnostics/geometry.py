@@ -10,16 +10,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from tfdpclip import _arguments, pictures
+from tfdpclip import _arguments
 from tfdpclip.diagnostics.symmetry import SymmetryScore, symmetry_score
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,19 +140,6 @@ class GradientGeometry:
             self.norms, self.inner, self.mean_norm, self.residual_norms, clip_norm
         )
 
-    def projected_clipping_bias(self, clip_norm: float) -> list[ClippingBias]:
-        """The clipping bias in each of the random planes of the pictures.
-
-        Raises:
-          ValueError: if `clip_norm` is not a finite number above 0.
-        """
-        found = []
-        for g, v in zip(self.projections, self.means, strict=True):
-            norms, residuals = (np.linalg.norm(x, axis=1) for x in (g, g - v))
-            size = float(np.linalg.norm(v))
-            found.append(_bias(norms, g @ v, size, residuals, clip_norm))
-        return found
-
     def summary(self, clip_norm: float, permutations: int = 999) -> dict[str, float]:
         """One row of a table: cosines, symmetry and bias at a clip norm.
 
@@ -189,59 +173,6 @@ class GradientGeometry:
             **bias.row(),
             "bias_share": bias.bias / symmetric if symmetric > 0 else math.nan,
         }
-
-    def plot(
-        self, path: Any = None, *, title: str = "Gradients", public: bool = False
-    ) -> Figure:
-        """Draws the projected gradients, one panel each, and the cosines.
-
-        As Figures 1 to 3 of Chen et al. (2020). Needs matplotlib.
-
-        Args:
-          path: the file for the picture; None for not saving it.
-          title: a title.
-          public: whether the data are public.
-
-        Returns:
-          The figure.
-        """
-        panels = len(self.projections) + 1
-        columns = min(3 if panels <= 6 else 4, panels)
-        rows = math.ceil(panels / columns)
-        figure, axes = pictures.new(
-            3.1 * columns, 3.1 * rows + 0.6, rows, columns, grid=None
-        )
-        cells = list(axes.flat)
-        logarithmic = pictures.heavy_tailed(self.projections)
-        for k, (points, mean) in enumerate(
-            zip(self.projections, self.means, strict=True)
-        ):
-            ax = cells[k]
-            place = pictures.plane(ax, points, logarithmic)
-            look = {"s": 5, "alpha": 0.45, "color": pictures.COLORS[0], "linewidths": 0}
-            ax.scatter(*place(points).T, **look)
-            ax.axhline(0, color=pictures.GREY, linewidth=0.7, zorder=0)
-            ax.axvline(0, color=pictures.GREY, linewidth=0.7, zorder=0)
-            ring = {"mfc": "none", "mec": pictures.COLORS[1], "mew": 2, "markersize": 9}
-            ax.plot(*place(mean), "o", label="mean", **ring)
-            ax.set_title(f"random projection {k + 1}", fontsize=9)
-            if k % columns == 0:
-                scale = " (circles: log scale)" if logarithmic else ""
-                ax.set_ylabel(f"loss per unit of weight{scale}", fontsize=9)
-            if k == 0:
-                ax.legend(fontsize=8, frameon=False)
-        ax = cells[panels - 1]
-        ax.hist(self.cosines, bins=np.linspace(-1, 1, 41), color=pictures.COLORS[5])
-        ax.axvline(0, color="black", linewidth=0.8)
-        ax.set_title("cosine with the mean gradient", fontsize=9)
-        ax.set_ylabel("examples")
-        ax.set_xlabel(f"{100 * np.mean(self.cosines < 0):.0f} % below 0", fontsize=9)
-        for ax in cells[panels:]:
-            ax.set_visible(False)
-        pictures.title(figure, f"{title} ({len(self.norms)} examples)", fontsize=11)
-        if not public:
-            pictures.note(figure)
-        return pictures.finish(figure, path)
 
 
 def gradient_geometry(

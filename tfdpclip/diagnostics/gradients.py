@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,8 +11,7 @@ import tensorflow as tf
 
 from tfdpclip import _arguments
 from tfdpclip._variables import all_unwrapped
-from tfdpclip.clipping import as_rule, bound_rule, make_groups
-from tfdpclip.clipping.groups import normalize_groups
+from tfdpclip.clipping.groups import make_groups, normalize_groups
 from tfdpclip.diagnostics._passes import batches, classes, run, untouched_metrics
 from tfdpclip.gradients import PerExampleGradients
 from tfdpclip.gradients.loss import drawn_rows
@@ -54,27 +52,6 @@ class GradientNorms:
             f"{len(self)} gradient norms: median {middle:.4g}, 5 % below {low:.4g}, "
             f"5 % above {high:.4g}. {PRIVATE}"
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class SignalToNoise:
-    """Clipped sums against the noise of a step. Not to be released, as the norms.
-
-    Attributes:
-      signal: `[steps, L]`, the norm of each batch's clipped sum, by group.
-      noise: `[L]`, the root of the noise's expected squared norm in each group.
-      groups: the groups' names.
-    """
-
-    signal: np.ndarray
-    noise: np.ndarray
-    groups: tuple[str, ...]
-
-    @property
-    def ratio(self) -> np.ndarray:
-        """`[steps, L]`: signal over noise; infinite without noise."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return self.signal / self.noise
 
 
 class GradientMeter:
@@ -125,7 +102,6 @@ class GradientMeter:
         self._training = _arguments.boolean("training", training)
         self._model, self._loss = model, loss
         self._given, self._spec = variables, normalize_groups(groups)
-        self._sum_graph: tuple | None = None
         self._norm_graph = replicas.in_replicas(model, self._norms)
         self._gradient_graph = replicas.in_replicas(model, self._gradients)
 
@@ -181,59 +157,6 @@ class GradientMeter:
         norms, by_group, labels, correct, indices = columns
         return GradientNorms(norms, by_group, names, labels, correct, indices)
 
-    def signal_to_noise(
-        self,
-        data: Any,
-        clip: Any,
-        noise_multiplier: float,
-        *,
-        state: Any = None,
-        batch_size: int = 64,
-        max_examples: int | None = None,
-    ) -> SignalToNoise:
-        """Compares each batch's clipped sum with the noise that a step adds to it.
-
-        Args:
-          data: as for `norms`. A batch of it stands for a step, so its size should be
-            the expected batch size of training.
-          clip: a clip norm or a clip rule.
-          noise_multiplier: z, or better the optimizer's `gradient_noise_multiplier`.
-          state: the rule's state; its initial one by default.
-          batch_size: for arrays.
-          max_examples: use no more than this many.
-
-        Returns:
-          The norms of the sums and of the noise, by step and group.
-
-        Raises:
-          ValueError: if an argument is out of range or there are no data.
-        """
-        z = _arguments.non_negative("noise_multiplier", noise_multiplier)
-        names = _compat.names_of(self.variables)
-        rule = bound_rule(as_rule(clip), names)
-        state = rule.initial_state() if state is None else state
-        groups = make_groups(self._spec, names)
-        if self._sum_graph is None or self._sum_graph[0] != rule:
-            graph = replicas.in_replicas(
-                self._model, functools.partial(self._sums, rule=rule)
-            )
-            self._sum_graph = rule, graph
-        scales = np.asarray(rule.noise_scales(state))
-        variances = np.zeros(len(groups))
-        for i, variable in enumerate(self.variables):
-            column = None if rule.assignment is None else rule.assignment[i]
-            scale = float(scales if column is None else scales[column])
-            variances[groups.assignment[i]] += (z * scale) ** 2 * np.prod(
-                variable.shape
-            )
-        signals = []
-        with untouched_metrics(self._model):
-            for x, y, weight, _ in batches(data, batch_size, max_examples):
-                signals.append(run(self._sum_graph[1], x, y, weight, state).numpy())
-        if not signals:
-            raise ValueError("data has no examples to measure gradients on.")
-        return SignalToNoise(np.stack(signals), np.sqrt(variances), groups.names)
-
     def chunks(
         self, data: Any, *, batch_size: int = 64, max_examples: int | None = None
     ) -> Callable[[], Iterator[np.ndarray]]:
@@ -246,7 +169,7 @@ class GradientMeter:
 
         Returns:
           A function that returns a new iterator over float32 arrays `[b, D]`: what
-          `optimal_clip` and `gradient_geometry` take.
+          `gradient_geometry` takes.
         """
 
         def read():
@@ -289,17 +212,6 @@ class GradientMeter:
         groups = make_groups(self._spec, _compat.names_of(self.variables))
         return engine.norms, engine.record_norms(groups.assignment), predicted
 
-    def _sums(self, x, y, weight, state, rule):
-        engine, _ = self._engine(x, y, weight)
-        groups = make_groups(self._spec, _compat.names_of(self.variables))
-        squares: list = [0.0] * len(groups)
-        for i, part in enumerate(engine.clipped_sum(rule, state)):
-            part = tf.convert_to_tensor(part)
-            squares[groups.assignment[i]] += tf.reduce_sum(
-                tf.square(tf.cast(part, tf.float32))
-            )
-        return tf.sqrt(tf.stack(squares))
-
     def _gradients(self, x, y, weight):
         engine, _ = self._engine(x, y, weight)
         parts = engine.materialized()
@@ -307,39 +219,3 @@ class GradientMeter:
         return tf.concat(
             [tf.reshape(tf.cast(p, tf.float32), [count, -1]) for p in parts], axis=1
         )
-
-
-def gradient_norms(
-    model: tf.keras.Model,
-    data: Any,
-    *,
-    batch_size: int = 64,
-    max_examples: int | None = None,
-    **options: Any,
-) -> GradientNorms:
-    """The gradient norms of all examples, once.
-
-    *Formal guarantees*: none of privacy: the norms are measured without noise.
-
-    Args:
-      model: a Keras model.
-      data: (x, y), (x, y, sample_weight), or a `tf.data.Dataset` of batches.
-      batch_size: for arrays.
-      max_examples: measure no more than this many.
-      **options: see `GradientMeter`.
-
-    Returns:
-      The norms, by example.
-
-    Raises:
-      ValueError: if the model is not compiled and there is no `loss`, or no data.
-
-    >>> model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(
-    ...     1, use_bias=False, kernel_initializer="zeros")])
-    >>> found = gradient_norms(model, ([[3.0, 4.0]], [[0.5]]),
-    ...                        loss=tf.keras.losses.MeanSquaredError("none"))
-    >>> found.norms.tolist()
-    [5.0]
-    """
-    meter = GradientMeter(model, **options)
-    return meter.norms(data, batch_size=batch_size, max_examples=max_examples)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdpclip import _arguments, pictures
-from tfdpclip.diagnostics.norms import check_labels, check_norms, label_text
+from tfdpclip import _arguments
+from tfdpclip.diagnostics.norms import check_labels, check_norms
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,175 +203,6 @@ def class_accuracy(labels: Any, correct: Any) -> ClassAccuracy:
     labels = check_labels(labels, len(correct), of="correct")
     classes, means = _class_means(correct, labels)
     return ClassAccuracy(classes, np.unique(labels, return_counts=True)[1], means)
-
-
-def accuracy_difference(
-    one: ClassAccuracy, other: ClassAccuracy
-) -> tuple[np.ndarray, np.ndarray]:
-    """By class, how much more accurate `one` is than `other`.
-
-    Args:
-      one: the accuracies with one clip norm, on some examples.
-      other: the accuracies with a second clip norm, on the same examples.
-
-    Returns:
-      The classes and the differences, both `[S]`.
-
-    Raises:
-      ValueError: if the two have different classes.
-    """
-    for name, value in (("one", one), ("other", other)):
-        if not isinstance(value, ClassAccuracy):
-            raise ValueError(
-                f"{name} must be the result of class_accuracy, got "
-                f"{_arguments.shown(value)}."
-            )
-    same = np.array_equal(one.classes, other.classes) and np.array_equal(
-        one.counts, other.counts
-    )
-    if not same:
-        raise ValueError(
-            "one and other must be measured on the same examples; their classes or "
-            "counts differ."
-        )
-    return one.classes, one.accuracy - other.accuracy
-
-
-def plot_class_weights(
-    weights: RetainedWeight,
-    path: Any = None,
-    *,
-    order: Sequence[Any] | None = None,
-    differences: dict[str, Any] | None = None,
-    difference_label: str = "difference in accuracy",
-    xlabel: str | None = None,
-    title: str = "Retained weight by class",
-    public: bool = False,
-) -> Figure:
-    """Draws relative retained weights by class; below, differences in accuracy.
-
-    As Figure 4 of Rehn et al. (2025).
-
-    Args:
-      weights: the result of `class_weights`.
-      path: the file for the picture; None for not saving it.
-      order: the classes from left to right: `ClassAccuracy.order` for the easiest
-        first.
-      differences: for each label, `[S]` differences by class in the order of
-        `weights.classes`. The label "clip norm 0.1" gets the look of that clip norm.
-      difference_label: the quantity of the differences.
-      xlabel: text about the order, under the picture.
-      title: a title.
-      public: whether the data are public.
-
-    Returns:
-      The figure. Needs matplotlib (the extra "plots").
-
-    Raises:
-      ValueError: if the order or the differences do not fit the classes.
-    """
-    if not isinstance(weights, RetainedWeight):
-        raise ValueError(
-            "weights must be the result of class_weights, got "
-            f"{_arguments.shown(weights)}."
-        )
-    _arguments.boolean("public", public)
-    if xlabel is None:
-        xlabel = "class" if order is None else "class, in the given order"
-    order = _check_order(order, weights.classes.tolist())
-    differences = _check_differences(differences, len(order))
-    figure, axes = pictures.new(
-        max(5.5, 1.8 + min(0.35 * len(order), 9)),
-        3.1 * (2 if differences else 1) + 0.5,
-        2 if differences else 1,
-        grid="y",
-        sharex=True,
-    )
-    _draw_weights(axes[0, 0], weights, order)
-    pictures.title(figure, title)
-    if differences:
-        _draw_differences(axes[1, 0], weights, order, differences)
-        axes[1, 0].set_ylabel(difference_label)
-    step = max(1, math.ceil(len(order) / 25))
-    ticks = np.arange(len(order))[::step]
-    axes[-1, 0].set_xticks(ticks, [label_text(label) for label in order[::step]])
-    axes[-1, 0].set_xlabel(xlabel)
-    if not public:
-        pictures.note(figure)
-    return pictures.finish(figure, path)
-
-
-def _check_order(order: Sequence[Any] | None, classes: list[Any]) -> list[Any]:
-    """The classes from left to right; `classes` if no order is given."""
-    if order is None:
-        return classes
-    found = [_plain(c) for c in _arguments.items("order", order)]
-    if len(found) != len(classes) or any(
-        sum(1 for c in found if type(c) is type(k) and c == k) != 1 for k in classes
-    ):
-        raise ValueError(f"order must name every class once: {classes}.")
-    return found
-
-
-def _check_differences(differences: Any, classes: int) -> Mapping[str, Any]:
-    """The differences by label, each checked to have one number for each class."""
-    differences = {} if differences is None else differences
-    if not isinstance(differences, Mapping):
-        raise ValueError(
-            "differences must be a mapping from labels to differences, got "
-            f"{_arguments.shown(differences)}."
-        )
-    for label, values in differences.items():
-        found = _arguments.floats(f"differences[{label!r}]", values)
-        if found.shape != (classes,) or not np.isfinite(found).all():
-            raise ValueError(
-                f"differences[{label!r}] must have one finite entry for each of the "
-                f"{classes} classes."
-            )
-    return differences
-
-
-def _draw_weights(ax: Any, weights: RetainedWeight, order: list[Any]) -> None:
-    """Draws the relative retained weight of each class, one line per clip norm."""
-    places = _places(weights, order)
-    for k, c in enumerate(weights.clip_norms):
-        look = pictures.style(k, marked=len(order) <= 30)
-        values = weights.relative[k, places]
-        ax.plot(np.arange(len(order)), values, label=f"clip norm {c:g}", **look)
-    ax.axhline(1.0, color=pictures.GREY, linewidth=0.8)
-    ax.set_ylim(bottom=0)
-    ax.set_ylabel("relative retained weight")
-    ax.legend(fontsize=8, frameon=False)
-
-
-def _draw_differences(
-    ax: Any,
-    weights: RetainedWeight,
-    order: list[Any],
-    differences: Mapping[str, Any],
-) -> None:
-    """Draws the differences by class, one line per label.
-
-    A label that names a clip norm gets the look of that clip norm's line above.
-    """
-    places = _places(weights, order)
-    shown = [f"clip norm {c:g}" for c in weights.clip_norms]
-    for k, (label, values) in enumerate(differences.items()):
-        index = shown.index(label) if label in shown else len(shown) + k
-        look = pictures.style(index, marked=len(order) <= 30)
-        x = np.arange(len(order))
-        ax.plot(x, np.asarray(values)[places], label=label, **look)
-    ax.axhline(0.0, color=pictures.GREY, linewidth=0.8)
-    ax.legend(fontsize=8, frameon=False)
-
-
-def _places(weights: RetainedWeight, order: list[Any]) -> list[int]:
-    classes = weights.classes.tolist()
-    return [classes.index(label) for label in order]
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _class_means(values, labels) -> tuple[np.ndarray, np.ndarray]:

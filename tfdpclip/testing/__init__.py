@@ -8,7 +8,7 @@ from tfdpclip.testing.federated import (
     assert_aggregator_sensitivity,
     audit_aggregator,
 )
-from tfdpclip.testing.lower_bounds import many_runs_lower_bound, one_run_lower_bound
+from tfdpclip.testing.lower_bounds import one_run_lower_bound
 from tfdpclip.testing.noise import NoiseReport, assert_noise
 from tfdpclip.testing.op_flows import assert_op_flow
 from tfdpclip.testing.sensitivity import SensitivityReport, assert_sensitivity
@@ -30,6 +30,5 @@ __all__ = [
     "audit",
     "audit_aggregator",
     "audit_keras",
-    "many_runs_lower_bound",
     "one_run_lower_bound",
 ]

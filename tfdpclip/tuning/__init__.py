@@ -25,7 +25,6 @@ from tfdpclip.tuning.public import (
     PublicClip,
     Recipe,
     clip_from_public,
-    learning_rate_rule,
     three_step_recipe,
 )
 from tfdpclip.tuning.search_privacy import (
@@ -55,7 +54,6 @@ __all__ = [
     "clip_from_public",
     "fixed_point_clip",
     "geometric",
-    "learning_rate_rule",
     "optimal_clip",
     "run_grid",
     "search_privacy",

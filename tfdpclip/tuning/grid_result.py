@@ -14,11 +14,8 @@ from tfdpclip.tuning.search_privacy import SearchStatement
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_NAMES = {
-    "clip_norm": "clip norm",
-    "batch_size": "expected batch size",
-    "learning_rate": "learning rate",
-}
+# The settings of a heat map: two on its axes, and the tuned one.
+_DRAWN = ("clip_norm", "batch_size", "learning_rate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,28 +73,6 @@ class GridResult:
             for place, scores in groups.items()
         ]
 
-    def tuned(
-        self, over: str = "learning_rate", metric: str | None = None
-    ) -> list[dict[str, Any]]:
-        """The summary with one setting tuned, for each combination of the rest.
-
-        Args:
-          over: the setting to tune: to choose the best value of, by the mean.
-          metric: the score; the grid's metric by default.
-
-        Returns:
-          Rows of `summary`.
-
-        Raises:
-          ValueError: if there is no such setting or score.
-        """
-        if over not in self.settings:
-            raise ValueError(
-                f"over must be one of {', '.join(self.settings)}; got {over!r}."
-            )
-        others = tuple(name for name in self.settings if name != over)
-        return self.best_at(others, metric)
-
     def best(self, metric: str | None = None) -> dict[str, Any]:
         """The row of `summary` with the best mean; the first row among equal rows.
 
@@ -133,7 +108,6 @@ class GridResult:
         self,
         path: Any = None,
         *,
-        metric: str | None = None,
         label: str | None = None,
         title: str | None = None,
     ) -> Figure:
@@ -144,7 +118,6 @@ class GridResult:
 
         Args:
           path: the file for the picture; None for not saving it.
-          metric: the score; the grid's metric by default.
           label: the name of the score in the picture, with its unit.
           title: a title.
 
@@ -154,19 +127,18 @@ class GridResult:
         Raises:
           ValueError: if there is nothing to draw.
         """
-        metric = self._metric(metric)
-        rows = self.best_at(("clip_norm", "batch_size"), metric)
+        rows = self.best_at(("clip_norm", "batch_size"))
         if not rows:
             raise ValueError("There is nothing to draw: no run has ended yet.")
         extra = [
             name
             for name in self.settings
-            if name not in _NAMES and len({row[name] for row in self.rows}) > 1
+            if name not in _DRAWN and len({row[name] for row in self.rows}) > 1
         ]
         if extra:
             raise ValueError(
-                f"heatmap: {extra[0]!r} has several values; draw a grid with a single "
-                f"value, or curves(by={extra[0]!r})."
+                f"heatmap: {extra[0]!r} has several values; draw the rows of one: "
+                "dataclasses.replace(result, rows=[...]).heatmap()."
             )
         clips = _ordered({row["clip_norm"] for row in rows})
         sizes = _ordered({row["batch_size"] for row in rows})
@@ -201,108 +173,33 @@ class GridResult:
         ax.set_yticks(range(len(sizes)), [_shown(s) for s in sizes])
         ax.set_xlabel("clip norm")
         ax.set_ylabel("expected batch size (records)")
-        name = metric if label is None else label
+        name = self.metric if label is None else label
         figure.colorbar(image, ax=ax, label=_sentence(f"{name}, mean of repeats"))
         pictures.title(figure, title or _sentence(f"{name} at the best learning rate"))
         if self.only_best:
             pictures.note(figure, "not to be released: the search's privacy needs that")
         return pictures.finish(figure, path)
 
-    def curves(
-        self,
-        path: Any = None,
-        *,
-        x: str = "clip_norm",
-        by: str | None = None,
-        metric: str | None = None,
-        difference_to_best: bool = False,
-        label: str | None = None,
-        title: str | None = None,
-    ) -> Figure:
-        """Draws mean scores with bands from the least to the greatest repeat.
-
-        As Figure 2 of Rehn et al. (2025). All settings but `x` and `by` are tuned: the
-        best value of each is taken at every place. Needs matplotlib.
+    def best_at(
+        self, names: tuple[str, ...], metric: str | None = None
+    ) -> list[dict[str, Any]]:
+        """The best row of `summary` for each combination of the named settings.
 
         Args:
-          path: the file for the picture; None for not saving it.
-          x: the setting on the horizontal axis.
-          by: the setting with one curve for each of its values.
+          names: settings; the best value of each other setting is taken.
           metric: the score; the grid's metric by default.
-          difference_to_best: draw the distance to the best mean of each curve.
-          label: the name of the score in the picture, with its unit.
-          title: a title.
 
         Returns:
-          The figure.
+          Rows of `summary`.
 
         Raises:
-          ValueError: if a setting does not exist or there is nothing to draw.
+          ValueError: if there is no such setting or score.
         """
-        for name, value in (("x", x), ("by", by)):
-            if value not in self.settings and not (name == "by" and value is None):
+        for name in names:
+            if name not in self.settings:
                 raise ValueError(
-                    f"{name} must be one of {', '.join(self.settings)}; got {value!r}."
+                    f"names must be of {', '.join(self.settings)}; got {name!r}."
                 )
-        metric = self._metric(metric)
-        rows = self.best_at((x,) if by is None else (x, by), metric)
-        if not rows:
-            raise ValueError("There is nothing to draw: no run has ended yet.")
-        figure, axes = pictures.new(6.0, 4.0)
-        ax = axes[0, 0]
-        groups = [None] if by is None else _ordered({row[by] for row in rows})
-        places = _ordered({row[x] for row in rows})
-        named = any(isinstance(place, str) for place in places)
-        for k, group in enumerate(groups):
-            mine = [row for row in rows if by is None or row[by] == group]
-            mine.sort(key=lambda row: places.index(row[x]))
-            means = np.array([row["mean"] for row in mine])
-            best = 0.0
-            if difference_to_best:
-                best = np.nanmax(means) if self.maximize else np.nanmin(means)
-            at = [places.index(row[x]) if named else row[x] for row in mine]
-            look = pictures.style(k)
-            text = None if by is None else f"{_NAMES.get(by, by)} {_shown(group)}"
-            ax.plot(at, means - best, label=text, **look)
-            ax.fill_between(
-                at,
-                [row["min"] - best for row in mine],
-                [row["max"] - best for row in mine],
-                color=look["color"],
-                alpha=0.18,
-                linewidth=0,
-            )
-        if named:
-            ax.set_xticks(range(len(places)), [_shown(p) for p in places])
-        elif len(places) > 1 and min(places) > 0:
-            ax.set_xscale("log", base=2 if x == "batch_size" else 10)
-            if x == "batch_size":
-                pictures.plain_ticks(ax.xaxis, min(places), max(places))
-        unit = " (records)" if x == "batch_size" else ""
-        ax.set_xlabel(f"{_NAMES.get(x, x)}{unit}")
-        name = metric if label is None else label
-        ax.set_ylabel(
-            _sentence(f"{name}, difference to the best" if difference_to_best else name)
-        )
-        if by is not None:
-            ax.legend(fontsize=8, frameon=False)
-        repeats = max(row["runs"] for row in rows)
-        bands = f"; bands: least to greatest of {repeats} runs" if repeats > 1 else ""
-        pictures.title(figure, title or _sentence(f"{name} by {_NAMES.get(x, x)}"))
-        others = [n for n in self.settings if n not in (x, by)]
-        several = [n for n in others if len({row[n] for row in self.rows}) > 1]
-        tuned = ", ".join(_NAMES.get(n, n) for n in several)
-        text = f"best {tuned} at every point{bands}" if tuned else bands[2:]
-        if self.only_best:
-            text = "not to be released: the search's privacy needs that. " + text
-        if text:
-            pictures.note(figure, text)
-        return pictures.finish(figure, path)
-
-    def best_at(
-        self, names: tuple[str, ...], metric: str | None
-    ) -> list[dict[str, Any]]:
-        """The best row of `summary` for each combination of the named settings."""
         best: dict[tuple, dict[str, Any]] = {}
         for row in self.summary(metric):
             place = tuple(row[name] for name in names)

@@ -32,8 +32,7 @@ class OptimalClip:
       kind: "stationary" (the derivative is 0), "kink" (the norm of some gradient,
         where the derivative jumps from below to above 0) or "zero".
       stationary_points: every (C, error) where the derivative is 0, ascending: the
-        solutions of the paper's equation. For a batch in chunks, only the points that
-        might have been the best.
+        solutions of the paper's equation.
       quantile: the fraction of gradients with norm at most C*.
       count: number of gradients.
       d: dimension of the noise.
@@ -108,9 +107,7 @@ def optimal_clip(
     sigma: float,
     d: int | None = None,
     *,
-    gram: bool = False,
     sampling_rate: float = 1.0,
-    memory: int = 2**28,
 ) -> OptimalClip:
     """The clip norm C with the least mean squared error, exactly.
 
@@ -128,20 +125,13 @@ def optimal_clip(
     noise and is as private as they are.
 
     Args:
-      gradients: one gradient per row: an array `[B, D]`; or, for a batch too large to
-        hold, chunks `[b, D]`: a list of arrays, or a function without arguments that
-        returns an iterator over the same chunks each time. With `gram`, their Gram
-        matrix `[B, B]`.
+      gradients: one gradient per row, `[B, D]`: `GradientMeter.gradients`, say.
       sigma: noise multiplier: the noise's stddev on each coordinate of the sum is
         sigma C.
       d: dimension the noise lives in; D by default. Coordinates in which all gradients
         are zero count here and nowhere else.
-      gram: whether `gradients` is the Gram matrix, so that nothing of size D is needed;
-        then d is required.
       sampling_rate: with a rate q below 1, adds the variance of Poisson sampling,
         (1 - q) / q sum_i min(|g_i|, C)^2.
-      memory: bytes of sums to hold at once for a batch in chunks, which is read about
-        three times.
 
     Returns:
       The clip norm, the error and the kind of minimum. Of equally good clip norms the
@@ -155,8 +145,8 @@ def optimal_clip(
     >>> round(best.clip_norm, 6), round(best.mse, 6), best.kind
     (1.666667, 16.666667, 'stationary')
     """
-    problem = _problem(gradients, sigma, d, gram, sampling_rate)
-    found = problem.search(int(_arguments.positive("memory", memory)))
+    problem = _problem(gradients, sigma, d, sampling_rate)
+    found = problem.search()
     errors = problem.errors(np.array([found.clip_norm]))
     norms = problem.norms
     return OptimalClip(
@@ -180,7 +170,6 @@ def clip_errors(
     clip_norms: Any,
     d: int | None = None,
     *,
-    gram: bool = False,
     sampling_rate: float = 1.0,
 ) -> ClipErrors:
     """The mean squared error at given clip norms, for plots and comparisons.
@@ -190,7 +179,6 @@ def clip_errors(
       sigma: noise multiplier.
       clip_norms: `[K]`, 0 or above.
       d: dimension the noise lives in; D by default.
-      gram: whether `gradients` is the Gram matrix.
       sampling_rate: as for `optimal_clip`.
 
     Returns:
@@ -202,7 +190,7 @@ def clip_errors(
     >>> clip_errors([[3.0, 4.0]], 1.0, [0.0, 5.0]).mse.tolist()
     [25.0, 50.0]
     """
-    problem = _problem(gradients, sigma, d, gram, sampling_rate)
+    problem = _problem(gradients, sigma, d, sampling_rate)
     clip_norms = np.atleast_1d(_arguments.floats("clip_norms", clip_norms))
     if clip_norms.ndim != 1 or not np.all((clip_norms >= 0) & (clip_norms < 1e100)):
         raise ValueError("clip_norms must be finite numbers, from 0 to 1e100.")
@@ -225,7 +213,7 @@ def fixed_point_clip(
     a solution that is not the minimum, or at none. Use `optimal_clip`.
 
     Args:
-      gradients: an array `[B, D]` or chunks, as for `optimal_clip`.
+      gradients: as for `optimal_clip`.
       sigma: noise multiplier.
       d: dimension the noise lives in; D by default.
       initial: the first value; half the largest norm by default.
@@ -243,7 +231,7 @@ def fixed_point_clip(
     >>> bad.converged, round(optimal_clip([[10.0, 0.0], [5.0, 0.0]], 0.5, 6).clip_norm)
     (False, 5)
     """
-    problem = _problem(gradients, sigma, d, False, 1.0)
+    problem = _problem(gradients, sigma, d, 1.0)
     limit = _arguments.integer("max_iterations", max_iterations, 1)
     tolerance = _arguments.non_negative("tolerance", tolerance)
     largest = float(problem.norms.max(initial=0.0))
@@ -265,24 +253,15 @@ def fixed_point_clip(
     return FixedPoint(clip_norm, mse, converged, len(path) - 1, tuple(path))
 
 
-def _problem(gradients, sigma, d, gram, sampling_rate) -> Problem:
+def _problem(gradients, sigma, d, sampling_rate) -> Problem:
     sigma = _arguments.non_negative("sigma", sigma)
     rate = _arguments.rate("sampling_rate", sampling_rate)
     if rate < 1e-100:
         raise ValueError(f"sampling_rate is too small: {sampling_rate!r}.")
-    _arguments.boolean("gram", gram)
     if d is not None:
         d = _arguments.integer("d", d, 1)
-    if gram:
-        if d is None:
-            raise ValueError(
-                "d is required with gram=True: the Gram matrix does not show how many "
-                "coordinates get noise."
-            )
-        source: Any = _segments.gram_source(gradients)
-    else:
-        source = _segments.gradient_source(gradients)
-    dimension = source.dimension if d is None else d
+    rows = _segments.check_gradients(gradients)
+    dimension = rows.shape[1] if d is None else d
     if not math.isfinite(sigma * sigma * dimension):
         raise ValueError(f"sigma is too large: {sigma!r}.")
-    return Problem(source, sigma, dimension, (1 - rate) / rate)
+    return Problem(rows, sigma, dimension, (1 - rate) / rate)

@@ -83,12 +83,11 @@ def clip_from_public(
       ValueError: if there are no data, a norm is not finite, or all are zero.
     """
     from tfdpclip._data import check_data
-    from tfdpclip.diagnostics.gradients import gradient_norms
+    from tfdpclip.diagnostics.gradients import GradientMeter
 
     check_data("public_data", public_data, "(x, y)")
-    found = gradient_norms(
-        model, public_data, batch_size=batch_size, max_examples=max_examples, **options
-    )
+    meter = GradientMeter(model, **options)
+    found = meter.norms(public_data, batch_size=batch_size, max_examples=max_examples)
     norms = found.norms.astype(np.float64)
     if not np.all(np.isfinite(norms)):
         raise ValueError(
@@ -111,52 +110,6 @@ def clip_from_public(
 
 def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
-
-
-def learning_rate_rule(
-    learning_rate: float,
-    batch_size: float,
-    new_batch_size: float,
-    *,
-    power: float = 0.5,
-) -> float:
-    """The learning rate to try first after a change of the batch size.
-
-    Rehn et al. (2025) found that the best learning rate of private Adam often grows
-    like the square root of the batch size. A start for a search, not its end: the
-    learning rate matters most and hides other effects if it is tuned poorly.
-
-    Args:
-      learning_rate: a learning rate that works at `batch_size`.
-      batch_size: the expected batch size of that learning rate.
-      new_batch_size: the new expected batch size.
-      power: 0.5 for the square root; 1 for growing in proportion, the habit of
-        training without privacy by SGD.
-
-    Returns:
-      The learning rate for `new_batch_size`.
-
-    Raises:
-      ValueError: if an argument is not a finite number above 0.
-
-    >>> learning_rate_rule(0.001, 256, 4096)
-    0.004
-    """
-    learning_rate = _arguments.positive("learning_rate", learning_rate)
-    old = _arguments.positive("batch_size", batch_size)
-    new = _arguments.positive("new_batch_size", new_batch_size)
-    power = _arguments.positive("power", power)
-    try:
-        found = learning_rate * (new / old) ** power
-    except OverflowError:
-        found = math.inf
-    if not 0 < found < math.inf:
-        raise ValueError(
-            f"learning_rate, batch_size (at_batch_size), new_batch_size and power ("
-            f"{learning_rate:g}, {old:g}, {new:g}, {power:g}) give a learning rate of "
-            f"{found:g}."
-        )
-    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +142,7 @@ class Recipe:
         factor = _arguments.positive("factor", factor)
         if factor <= 1:
             raise ValueError(f"factor must be above 1, got {factor!r}.")
-        rows = result.best_at(("clip_norm",), result.metric)
+        rows = result.best_at(("clip_norm",))
         rows = [row for row in rows if not math.isnan(row["mean"])]
         if not rows:
             raise ValueError("result: run the grid first; no run has a score.")
@@ -258,7 +211,10 @@ def three_step_recipe(
     """
     advice = batch_size_advice(population, epochs, epsilon, delta, **options)
     at_batch_size = _arguments.positive("at_batch_size", at_batch_size)
-    rate = learning_rate_rule(learning_rate, at_batch_size, advice.batch_size)
+    rate = _arguments.positive("learning_rate", learning_rate)
+    # The best rate of private Adam often grows like the root of the batch size.
+    rate *= math.sqrt(advice.batch_size / at_batch_size)
+    rate = _arguments.positive("learning_rate for at_batch_size", rate)
     if isinstance(clip_norms, PublicClip):
         clip_norms = clip_norms.grid
     rates = (rate / 3, rate, rate * 3)

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 import dp_accounting
 import numpy as np
 from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
-from scipy import optimize
 
 from tfdpclip import _arguments
 from tfdpclip.accounting import Ledger, _rdp, event_epsilon
@@ -70,10 +69,7 @@ class RandomStopping:
     long as that number is random and only the best run is ever shown.
 
     Args:
-      mean: the expected number of runs, 1 or above.
-      shape: the distribution of the number of runs: 0 logarithmic, 1 geometric, further
-        finite values truncated negative binomial, infinity Poisson (which may be no run
-        at all).
+      mean: the expected number of runs, above 1; the number is geometric.
 
     Raises:
       ValueError: if an argument is out of range.
@@ -83,27 +79,12 @@ class RandomStopping:
     """
 
     mean: float
-    shape: float = 1.0
 
     def __post_init__(self):
-        mean, shape = _arguments.finite("mean", self.mean), _arguments.real(self.shape)
-        if shape != math.inf:
-            shape = _arguments.non_negative("shape", self.shape)
-        if mean < 1 or (mean == 1 and shape != math.inf):
+        mean = _arguments.finite("mean", self.mean)
+        if mean <= 1:
             raise ValueError(f"mean must be above 1, got {mean!r}.")
         object.__setattr__(self, "mean", mean)
-        object.__setattr__(self, "shape", shape)
-
-    @property
-    def gamma(self) -> float:
-        """The parameter of the truncated negative binomial distribution."""
-        if self.shape == math.inf:
-            raise ValueError("shape: a Poisson distribution has no gamma.")
-
-        def difference(log_gamma: float) -> float:
-            return _mean(self.shape, math.exp(log_gamma)) - self.mean
-
-        return math.exp(optimize.brentq(difference, -60.0, -1e-9, xtol=1e-14))
 
     def draw(self, rng: np.random.Generator | None = None) -> int:
         """Draws a number of runs, by default from the operating system's entropy."""
@@ -112,39 +93,17 @@ class RandomStopping:
             raise ValueError(
                 f"rng must be a numpy Generator, got {_arguments.shown(rng)}."
             )
-        if self.shape == math.inf:
-            return int(rng.poisson(self.mean))
-        left, k = rng.random(), 1
-        gamma = self.gamma
-        mass = self._first_mass(gamma)
-        while left >= mass and k < _MOST_RUNS:
-            left -= mass
-            mass *= (1 - gamma) * (k + self.shape) / (k + 1)
-            k += 1
-        return k
-
-    def _first_mass(self, gamma: float) -> float:
-        """The probability of a single run."""
-        if self.shape == 0:
-            return (gamma - 1) / math.log(gamma)
-        return (1 - gamma) * self.shape / math.expm1(-self.shape * math.log(gamma))
+        return min(int(rng.geometric(1 / self.mean)), _MOST_RUNS)
 
     def rdp(self, curve: np.ndarray) -> np.ndarray:
         """Bounds of the search at the accountant's orders, from the curve of one run.
 
-        Papernot and Steinke (2022), Theorems 2 (truncated negative binomial) and 6
-        (Poisson).
+        Papernot and Steinke (2022), Theorem 2 with eta = 1 and gamma = 1 / mean.
         """
         orders = np.asarray(_rdp.ORDERS)
         grown = curve + math.log(self.mean) / (orders - 1)
-        if self.shape == math.inf:
-            lost = [
-                rdp_lib.compute_delta(orders, curve, math.log1p(1 / (order - 1)))[0]
-                for order in orders
-            ]
-            return grown + self.mean * np.asarray(lost)
-        price = np.min((1 - 1 / orders) * curve - math.log(self.gamma) / orders)
-        bound = grown + (1 + self.shape) * price
+        price = np.min((1 - 1 / orders) * curve + math.log(self.mean) / orders)
+        bound = grown + 2 * price
         # A Renyi divergence never decreases with its order.
         return np.minimum.accumulate(bound[::-1])[::-1]
 
@@ -284,12 +243,9 @@ def search_privacy(
         method = f"composition of {len(plans)} runs (pld)"
         epsilon, single = _cost_of_all(runs, distinct, made, past, delta)
     else:
-        kind = {0: "logarithmic", 1: "geometric", math.inf: "Poisson"}.get(
-            search.shape, f"truncated negative binomial of shape {search.shape:g}"
-        )
         method = (
-            f"random stopping, number of runs {kind} with mean {search.mean:g} (Renyi "
-            "differential privacy)"
+            f"random stopping, number of runs geometric with mean {search.mean:g} "
+            "(Renyi differential privacy)"
         )
         assumptions.insert(
             0,
@@ -412,11 +368,3 @@ def check_spent(spent: Ledger | None) -> None:
             f"spent must be a Ledger or None, got {_arguments.shown(spent)}. For "
             'example dpc.accounting.Ledger.load("run/privacy.json").'
         )
-
-
-def _mean(shape: float, gamma: float) -> float:
-    """The mean of the truncated negative binomial distribution."""
-    odds = (1 - gamma) / gamma
-    if shape == 0:
-        return odds / -math.log(gamma)
-    return shape * odds / -math.expm1(shape * math.log(gamma))

@@ -17,15 +17,6 @@ def shuffled(tensor: tf.Tensor) -> tf.Tensor:
     return tf.random.shuffle(tensor, seed=_seed())
 
 
-def run_seed() -> tf.Tensor:
-    """An int64 seed `[2]`, new in every run, for a stream that a run draws twice.
-
-    The seed has 62 random bits.
-    """
-    drawn = tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32, seed=_seed())
-    return tf.cast(drawn, tf.int64)
-
-
 def _seed() -> int:
     """A seed from the operating system, not fixed by `tf.random.set_seed`."""
     return secrets.randbits(31)

@@ -13,8 +13,6 @@ from tfdpclip.keras.watching.fit_arguments import callbacks_of_fit, overlap
 
 #: The attribute of a callback that holds its public data.
 DATA = "_tfdpclip_public_data"
-#: The attribute of a callback that holds data that it calls public in its output alone.
-SHOWN = "_tfdpclip_shown_data"
 
 
 def assumptions_about(model: Any) -> list[str]:
@@ -36,17 +34,6 @@ def refuse_private_data(private: Sequence[np.ndarray]) -> None:
     Args:
       private: the arrays that were given for the batches, as far as they are known.
     """
-    for callback in callbacks_of_fit():
-        shown = getattr(callback, SHOWN, None)
-        if shown is not None and overlap(shown, private):
-            name = type(callback).__name__
-            raise PrivacyMismatchError(
-                f"The data of {name} are in the private batches, too, and {name} "
-                "measures them without noise, and would mark its output as public. "
-                "Leave public=True out, and release none of the output; or give it "
-                f"public data: {name}((public_x, public_y), public=True)."
-                + see("clip-norms-from-private-data")
-            )
     for callback in _with_public_data():
         if overlap(getattr(callback, DATA), private):
             name = type(callback).__name__

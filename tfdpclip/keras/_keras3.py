@@ -228,6 +228,13 @@ def compiled_loss_of(model: Any) -> Any:
     return getattr(model, "__dict__", {}).get("loss")
 
 
+def loss_weights_of(model: Any) -> Any:
+    """The `loss_weights` that a model was compiled with, or None."""
+    return getattr(
+        getattr(model, "_compile_loss", None), "_user_loss_weights", None
+    )
+
+
 def share_of_replica(loss: Any) -> Any:
     """The share of a replica in a loss, from the mean over the replica's examples."""
     return scale_loss_for_distribution(loss)

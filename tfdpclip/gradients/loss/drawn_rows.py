@@ -64,6 +64,14 @@ _TWICE = (
     + TWO_NETWORKS
     + see("two-steps-on-one-draw")
 )
+_IN_ONE_STEP = (
+    "train_step calls minimize more than once in every step, on one batch: two steps "
+    "of noise multiplier z on one draw are one step of z / sqrt(2). Add up the losses, "
+    "such as those of an image's captions, and call minimize once:\n"
+    "    loss = tf.add_n(losses)\n"
+    "    self.optimizer.minimize(loss, self.trainable_variables, tape=tape)"
+    + see("two-steps-on-one-draw")
+)
 _UNDEALT = (
     "This step is taken under a strategy, and the batch of a replica is drawn, but is "
     "not the replica's part of a draw: the step may be of several draws, with a record "
@@ -319,11 +327,24 @@ def _are_of_other_iterators(sources: Sequence[tf.Tensor], weights: Any) -> bool:
     )
 
 
-def _refuse_second(graph: tf.Graph, weights: Sequence[tf.Tensor]) -> None:
+def refuse_second_in_fit(graph: tf.Graph) -> None:
+    """Raises if a `train_step` makes a second private step of its element.
+
+    Args:
+      graph: the graph of the loss.
+    """
+    weights = tf.nest.flatten(_CURRENT.weights[-1:])
+    if None not in weights and not any(map(_tf_private.is_eager, weights)):
+        _refuse_second(graph, weights, _IN_ONE_STEP)
+
+
+def _refuse_second(
+    graph: tf.Graph, weights: Sequence[tf.Tensor], message: str = _TWICE
+) -> None:
     before = _RELEASED.setdefault(graph, set())
-    if weights[0].ref() in before:
-        raise PrivacyMismatchError(_TWICE)
-    before.add(weights[0].ref())
+    if weights and weights[0].ref() in before:
+        raise PrivacyMismatchError(message)
+    before.update(w.ref() for w in weights[:1])
 
 
 def _of_weights(graph: Any, weights: Any, expected: ExpectedRecords) -> tf.Tensor:

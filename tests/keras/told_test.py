@@ -1,5 +1,6 @@
 """Users are told the right thing: the lines of messages, copied here, run."""
 
+import copy
 import re
 
 import dp_accounting
@@ -392,3 +393,12 @@ def test_several_steps_on_a_batch_are_told_while_the_step_is_traced():
         with pytest.raises(dpc.accounting.PrivacyMismatchError, match=error):
             model.fit(batches, verbose=0, callbacks=plan.callbacks)
         assert plan.ledger.steps == 0
+
+
+def test_callbacks_that_a_tuner_copies_are_told_of_a_plan_for_each_trial():
+    plan = dpc.keras.PrivacyPlan(8, 1e-3, examples=64, batch_size=16, epochs=1)
+    plan.batches((X, Y))
+    error = "HyperModel.fit.*search_privacy.ledgers, delta."
+    for callbacks in (plan.callbacks, {"callbacks": plan.callbacks}):
+        with pytest.raises(TypeError, match=error):
+            copy.deepcopy(callbacks)

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from tests.keras.helpers import L
-from tests.stack import KERAS_3
 from tfdpclip.gradients import ExampleIsolationError, LossStructureError
 
 RNG = np.random.default_rng(0)
@@ -201,10 +200,19 @@ def test_an_argument_of_tensorflow_privacy_names_its_counterpart(name):
     with pytest.raises(ValueError, match=rf"{name} is no.*{counterpart}=") as info:
         dpc.keras.DPSGD(**{name: 2})
     assert len(str(info.value).split()) < 60
+    with pytest.raises(ValueError, match=rf"{name} is no.*plan.opt.*{counterpart}="):
+        dpc.keras.PrivacyPlan(3, 1e-5, examples=1000, **{name: 2})
     dpc.keras.DPSGD(0.1, **SETTINGS, **LINES[name])
-    if not KERAS_3 or name != "gradient_accumulation_steps":
-        with pytest.raises(ValueError, match=f"{counterpart}="):
-            setattr(dpc.keras.DPSGD(0.1, **SETTINGS), name, 2)
+    with pytest.raises(ValueError, match=f"{counterpart}="):
+        setattr(dpc.keras.DPSGD(0.1, **SETTINGS), name, 2)
+
+
+@pytest.mark.parametrize("name", ["clip", "learning_rate", "noise_multiplier"])
+def test_a_setting_of_an_optimizer_that_a_plan_gets_is_told_its_place(name):
+    with pytest.raises(ValueError, match=f"{name} .* plan.*dpc.keras.DPAdam.*1e-3"):
+        dpc.keras.PrivacyPlan(3, 1e-5, examples=1000, **{name: 1.0})
+    with pytest.raises(TypeError, match="no argument 'epsilonn'"):
+        dpc.keras.PrivacyPlan(3, 1e-5, examples=1000, epsilonn=3)
 
 
 CLASSES = """DPKerasSGDOptimizer DPKerasAdamOptimizer DPKerasAdagradOptimizer
@@ -339,7 +347,9 @@ def scheduled_fit(kind, declared):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["by name", "in order", "by a function", "of the model"])
+@pytest.mark.parametrize(
+    "kind", ["by name", "in order", "by a function", "of the model"]
+)
 def test_a_weight_that_a_callback_changes_is_asked_for_before_the_first_step(kind):
     error = "may change the variable 'anneal.*plan.optimizer.*public_variables="
     with pytest.raises(ExampleIsolationError, match=error) as raised:
@@ -402,3 +412,33 @@ def test_callbacks_that_a_tuner_copies_are_told_of_a_plan_for_each_trial():
     for callbacks in (plan.callbacks, {"callbacks": plan.callbacks}):
         with pytest.raises(TypeError, match=error):
             copy.deepcopy(callbacks)
+
+
+def discriminate(real, made):
+    """The usual loop of a GAN's discriminator, on a drawn element and made rows."""
+    ones, zeros = np.ones([len(real), 1]), np.zeros([len(made), 1])
+    yield "two", [(real, ones), (made, zeros)]
+    yield "made first", [(made, zeros), (real, ones)]
+    labels = np.concatenate([ones, zeros])
+    yield "both", [(tf.concat([real, made], 0), labels)]
+    yield "both, made first", [(tf.concat([made, real], 0), labels)]
+    yield "arrays", [(np.concatenate([real, made]), labels)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", range(5))
+def test_a_gan_by_train_on_batch_is_sent_to_its_page(place):
+    batches = dpc.sampling.Poisson(0.25).batches(X)
+    ledger = dpc.accounting.Ledger(delta=1e-3)
+    ledger.begin(noise_multiplier=1.0, sampling=batches)
+    model = dense(1)
+    model.compile(dpc.keras.DPSGD(0.1, **SETTINGS), "mse")
+    real = next(iter(batches))[0]
+    made = RNG.normal(size=real.shape).astype("float32")
+    _, calls = list(discriminate(real, made))[place]
+    with pytest.raises(
+        dpc.accounting.PrivacyMismatchError, match="train_step.md#two-networks-gans"
+    ):
+        with ledger.step():
+            for x, y in calls:
+                model.train_on_batch(x, y)

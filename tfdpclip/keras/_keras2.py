@@ -174,9 +174,7 @@ def compiled_loss_of(model: Any) -> Any:
 
 def loss_weights_of(model: Any) -> Any:
     """The `loss_weights` that a model was compiled with, or None."""
-    return getattr(
-        getattr(model, "compiled_loss", None), "_user_loss_weights", None
-    )
+    return getattr(getattr(model, "compiled_loss", None), "_user_loss_weights", None)
 
 
 def share_of_replica(loss: Any) -> Any:

@@ -15,7 +15,7 @@ from tfdpclip.gradients.checks.rule_check import Differences, RuleCheck
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.keras import check_isolation
 from tfdpclip.keras.watching.given_data import FollowedStep
-from tfdpclip.testing.probe import MarkedRows, as_batches, check_model, restored
+from tfdpclip.testing.probe import MARKED_ROWS, as_batches, check_model, restored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +201,7 @@ def _compared(model, optimizer, batch) -> _Found:
         mock.patch.object(optimizer, "minimize", minimize),
         mock.patch.object(optimizer, "_check_gradients", "always"),
         restored(model, optimizer),
-        followed.in_place(MarkedRows()),
+        followed.in_place(MARKED_ROWS),
     ):
         try:
             found = tf.function(step, autograph=False)(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -66,15 +67,8 @@ class DialledNoise:
         return tf.constant(self._seed)
 
 
-@dataclasses.dataclass(frozen=True)
-class MarkedRows:
-    """Batches whose weights mark the drawn rows, as those of most drawn batches do.
-
-    Attributes:
-      weighted: whether the weights are more than a mark.
-    """
-
-    weighted: bool = False
+# Batches whose weights mark the drawn rows, and do nothing else.
+MARKED_ROWS = types.SimpleNamespace(weighted=False)
 
 
 class Probe:
@@ -122,7 +116,7 @@ class Probe:
         with (
             restored(self._model, optimizer),
             self._caught_updates(),
-            self._followed.in_place(MarkedRows()),
+            self._followed.in_place(MARKED_ROWS),
         ):
             before = int(optimizer.iterations.numpy())
             for batch in batches:

@@ -190,6 +190,9 @@ def present_in_graph(
         return _of_weights(graph, _CURRENT.weights[-1], expected)
     if not sources or not _tf_private.is_function_graph(graph):
         return None
+    if _keras_marks.calling("train_on_batch") is not None:
+        # Keras 2 gives its function an iterator over the batch.
+        return _of_taken(graph, expected)
     found = next(filter(None, map(_taken_in_graph, sources)), None)
     if found is None and all(s.op.type in ops.ITERATORS for s in sources):
         # The data are not drawn, whichever elements the functions around have.
@@ -400,6 +403,7 @@ def _of_taken(graph: Any, expected: ExpectedRecords) -> tf.Tensor | None:
     called = _called_from_outside(around)
     if called is None:
         return None
+    on_batch = _keras_marks.calling("train_on_batch") is not None
     own = _weights_given(around)
     if _replicas() > 1:
         if own is None:
@@ -411,6 +415,8 @@ def _of_taken(graph: Any, expected: ExpectedRecords) -> tf.Tensor | None:
     unseen = use.releases and own is not None and tf.distribute.has_strategy()
 
     def masks():
+        if on_batch and _keras_marks.calling("train_on_batch") is None:
+            return tf.zeros([0, 0], tf.bool)  # `fit` calls the same function.
         told = own is not None
         taken = handed_out.candidate_elements()
         if taken and use.adds_up and not _CURRENT.weights:
@@ -671,5 +677,6 @@ def _refuse_repeated_rows(found: Sequence[Any], records: int) -> None:
             "record would be in the step more than once, and clipped as several "
             "records. For augmented views, draw batches with views: "
             f"scheme.batches(data, views={records // rows}), and map."
+            + TWO_NETWORKS
             + see("records-of-several-rows")
         )

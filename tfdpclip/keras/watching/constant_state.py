@@ -255,7 +255,7 @@ _FIX = (
 
 def _refuse_schedules(reads: Sequence[StateRead]) -> None:
     """Raises for a variable that `fit` was given in order to change between steps."""
-    fit = fit_arguments.calling_fit()
+    fit = fit_arguments.calling("fit")
     if fit is None:
         return
     weights = _compat.loss_weights_of(fit.f_locals.get("self"))

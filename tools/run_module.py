@@ -23,7 +23,7 @@ def module_of(entry: pathlib.Path) -> str:
     for start in range(1, len(target)):
         if root.joinpath(*target[start:]).with_suffix(".py").is_file():
             return ".".join(target[start:])
-    raise SystemExit("Only Bazel starts this file. Run python -m, and a program's name.")
+    raise SystemExit("Only Bazel starts this file. Run python -m PROGRAM.")
 
 
 if __name__ == "__main__":

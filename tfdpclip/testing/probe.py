@@ -68,7 +68,7 @@ class DialledNoise:
 
 
 # Batches whose weights mark the drawn rows, and do nothing else.
-MARKED_ROWS = types.SimpleNamespace(weighted=False)
+MARKED_ROWS: Any = types.SimpleNamespace(weighted=False)
 
 
 class Probe:

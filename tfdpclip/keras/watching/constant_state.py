@@ -243,12 +243,9 @@ class ConstantState:
 
 
 _FIX = (
-    "Values written after minimize, or in a callback, may come from private data, "
-    "and would reach the gradients of all examples without clipping and noise. If the "
-    "values are public (the average of a trained model, a schedule), name the "
-    "variable: dpc.keras.DPSGD(..., public_variables=['its_name']). Averages of batch "
-    "normalisation are no public values: call the model with training=False wherever "
-    "its result is not in the loss (for metrics, for example)."
+    "If its values are public (the average of a trained model, a schedule), declare "
+    "it: plan.optimizer(..., public_variables=[variable]). Averages of batch "
+    "normalisation are not public: for metrics, call the model with training=False."
     + see("state-that-a-loss-reads")
 )
 

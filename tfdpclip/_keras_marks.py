@@ -5,6 +5,9 @@ This module needs neither Keras nor a graph.
 
 from __future__ import annotations
 
+import inspect
+import types
+
 #: How the modules of Keras's own classes and functions begin.
 MODULES = ("keras.", "tf_keras.")
 #: The qualified names of its function that weights records by `class_weight`.
@@ -32,3 +35,11 @@ FUSED_INPUTS = {
 FUSED_RESULTS = {"lstm": 5, "gru": 4}
 #: The functions that Keras gives whole elements: that of a step, by its name.
 STEP_FUNCTIONS = ("one_step_on_data", "run_step")
+
+
+def calling(method: str) -> types.FrameType | None:
+    """The frame of the running call of a method of a model, such as `fit`, or None."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name != method:
+        frame = frame.f_back
+    return frame

@@ -1,5 +1,7 @@
 """Scripts end, and so do the processes that they started."""
 
+import contextlib
+import io
 import pathlib
 import signal
 import subprocess
@@ -104,6 +106,40 @@ def test_the_context_before_is_back_and_the_signal_too():
     finally:
         signal.signal(signal.SIGINT, own)
     assert stack.current is before
+
+
+class _Notebook:
+    """An output without a descriptor, as in notebooks."""
+
+    def write(self, text):
+        return len(text)
+
+    def flush(self):
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("output", [io.StringIO, _Notebook])
+@pytest.mark.parametrize("outputs", ["stdout", "both"])
+def test_outputs_that_are_no_files_may_be_redirected(output, outputs):
+    with contextlib.ExitStack() as redirected:
+        redirected.enter_context(contextlib.redirect_stdout(output()))
+        if outputs == "both":
+            redirected.enter_context(contextlib.redirect_stderr(output()))
+        factory = dpc.federated.clipped_mean(0.0, 2, 1.0, secure=True)
+        with dpc.federated.local_context(simulate_secure_sums=True):
+            factory.create(tff.TensorType(np.float32, [2]))
+            assert answer() == 42
+
+
+def test_a_worker_that_lacks_an_output_is_told_of_it(monkeypatch):
+    def fails(*arguments):
+        raise io.UnsupportedOperation("fileno")
+
+    monkeypatch.setattr(_tff, "computed_now", fails)
+    factory = dpc.federated.clipped_mean(0.0, 2, 1.0, secure=True)
+    with pytest.raises(RuntimeError, match="sys.stdout.*fileno.*local_context"):
+        factory.create(tff.TensorType(np.float32, [2]))
 
 
 @pytest.mark.slow

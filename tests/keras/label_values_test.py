@@ -3,6 +3,8 @@
 A failure in the middle of a run tells that the record was drawn.
 """
 
+import traceback
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -370,6 +372,47 @@ def test_a_value_outside_of_a_vocabulary_is_an_error_before_a_draw(place, by_col
             with pytest.raises(ValueError, match=match) as caught:
                 loss_shapes.refuse_unknown_ids(model, (x,))
             assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_map_that_fails_on_a_record_is_an_error_before_a_draw(place):
+    for oov in (0, 1):
+        lookup, values = list(lookups(oov))[place]
+        for stop in (-1, None):
+            x = values[:stop].astype(str) if values.dtype == object else values[:stop]
+            parts = {"pet": x, "age": np.zeros(len(x), "float32")}
+            batches = dpc.sampling.Poisson(0.5).batches((parts, np.zeros(len(x))))
+
+            def look_up(x, y, lookup=lookup):
+                return {"pet": lookup(x["pet"]), "age": x["age"]}, y
+
+            if oov or stop:
+                batches.map(look_up)
+                continue
+            match = r"map: .* value of x\['pet'\]:.*num_oov_indices=1"
+            with pytest.raises(ValueError, match=match) as caught:
+                batches.map(look_up)
+            assert "secret" not in str(caught.value) and "40" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mapped", [False, True])
+def test_values_of_records_that_are_read_one_by_one_are_in_no_message(mapped):
+    lookup, values = list(lookups(0))[0]
+    data = tf.data.Dataset.from_tensor_slices((values[-9:], np.zeros(9, "float32")))
+    plan = dpc.keras.PrivacyPlan(8, 1e-3, examples=9, batch_size=9, epochs=1)
+    inputs = tf.keras.Input((), dtype="int64" if mapped else "string")
+    ids = inputs if mapped else lookup(inputs)
+    outputs = L.Dense(1)(L.Embedding(3, 2)(ids))
+    model = tf.keras.Model(inputs, outputs)
+    model.compile(plan.optimizer(dpc.keras.DPSGD, 0.1), "mse")
+    batches = plan.batches(data)
+    if mapped:
+        batches = batches.map(lambda x, y: (lookup(x), y))
+    with pytest.raises(ValueError, match="num_oov_indices=1") as caught:
+        model.fit(batches, verbose=0, callbacks=plan.callbacks)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "secret" not in shown
 
 
 def test_a_vocabulary_larger_than_its_table_is_an_error_before_a_draw():

@@ -1,5 +1,6 @@
 """Users are told the right thing: the lines of messages, copied here, run."""
 
+import copy
 import re
 
 import dp_accounting
@@ -9,7 +10,6 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from tests.keras.helpers import L
-from tests.stack import KERAS_3
 from tfdpclip.gradients import ExampleIsolationError, LossStructureError
 
 RNG = np.random.default_rng(0)
@@ -200,10 +200,19 @@ def test_an_argument_of_tensorflow_privacy_names_its_counterpart(name):
     with pytest.raises(ValueError, match=rf"{name} is no.*{counterpart}=") as info:
         dpc.keras.DPSGD(**{name: 2})
     assert len(str(info.value).split()) < 60
+    with pytest.raises(ValueError, match=rf"{name} is no.*plan.opt.*{counterpart}="):
+        dpc.keras.PrivacyPlan(3, 1e-5, examples=1000, **{name: 2})
     dpc.keras.DPSGD(0.1, **SETTINGS, **LINES[name])
-    if not KERAS_3 or name != "gradient_accumulation_steps":
-        with pytest.raises(ValueError, match=f"{counterpart}="):
-            setattr(dpc.keras.DPSGD(0.1, **SETTINGS), name, 2)
+    with pytest.raises(ValueError, match=f"{counterpart}="):
+        setattr(dpc.keras.DPSGD(0.1, **SETTINGS), name, 2)
+
+
+@pytest.mark.parametrize("name", ["clip", "learning_rate", "noise_multiplier"])
+def test_a_setting_of_an_optimizer_that_a_plan_gets_is_told_its_place(name):
+    with pytest.raises(ValueError, match=f"{name} .* plan.*dpc.keras.DPAdam.*1e-3"):
+        dpc.keras.PrivacyPlan(3, 1e-5, examples=1000, **{name: 1.0})
+    with pytest.raises(TypeError, match="no argument 'epsilonn'"):
+        dpc.keras.PrivacyPlan(3, 1e-5, examples=1000, epsilonn=3)
 
 
 CLASSES = """DPKerasSGDOptimizer DPKerasAdamOptimizer DPKerasAdagradOptimizer
@@ -282,3 +291,154 @@ def test_an_earlier_laplace_event_is_taken():
 
 def test_errors_of_traced_code_keep_their_type():
     assert issubclass(LossStructureError, ValueError)
+
+
+class Scheduled(tf.keras.callbacks.Callback):
+    """Sets a variable at the beginning of each epoch."""
+
+    def __init__(self, variable):
+        super().__init__()
+        self.variable = variable
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.variable.assign(0.5 / (epoch + 1))
+
+
+class Weighted(tf.keras.Model):
+    """The weight of the loss is a variable of the model, as of annealed terms."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.dense, self.weight = L.Dense(2), weight
+
+    def call(self, x):
+        return self.dense(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, **_):
+        return self.weight * tf.reduce_mean(tf.square(y - y_pred), axis=-1)
+
+
+def scheduled_fit(kind, declared):
+    """Trains with a scheduled weight of a loss; returns the plan."""
+    weight = tf.Variable(0.5, trainable=False, name="anneal")
+    options = {"public_variables": [weight]} if declared else {}
+    plan = dpc.keras.PrivacyPlan(8, 1e-3, examples=64, batch_size=16, epochs=2)
+    optimizer = plan.optimizer(dpc.keras.DPSGD, 0.1, **options)
+    if kind == "of the model":
+        model, y = Weighted(weight), Y
+        model(X[:2])
+        model.compile(optimizer)
+    else:
+        inputs = tf.keras.Input((6,))
+        outputs = [L.Dense(2, name=name)(inputs) for name in "ab"]
+        model, y = tf.keras.Model(inputs, outputs), (Y, Y)
+        weights = {"a": 1.0, "b": weight} if kind == "by name" else [weight, 1.0]
+        losses = {"a": "mse", "b": "mse"} if kind == "by name" else ["mse", "mse"]
+        model.compile(optimizer, losses, loss_weights=weights)
+    own = Scheduled(weight)
+    if kind == "by a function":
+        own = tf.keras.callbacks.LambdaCallback(on_epoch_begin=own.on_epoch_begin)
+    batches = plan.batches((X, y))
+    callbacks = [*plan.callbacks, own]
+    try:
+        model.fit(batches, epochs=2, verbose=0, callbacks=callbacks)
+    finally:
+        assert plan.ledger.steps == (8 if declared else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", ["by name", "in order", "by a function", "of the model"]
+)
+def test_a_weight_that_a_callback_changes_is_asked_for_before_the_first_step(kind):
+    error = "may change the variable 'anneal.*plan.optimizer.*public_variables="
+    with pytest.raises(ExampleIsolationError, match=error) as raised:
+        scheduled_fit(kind, declared=False)
+    assert ("loss_weights may" in str(raised.value)) == (kind != "of the model")
+    scheduled_fit(kind, declared=True)
+
+
+class Captions(tf.keras.Model):
+    """Several texts of a picture: a private step for each, or one for all."""
+
+    def __init__(self, together):
+        super().__init__()
+        self.dense, self.together = L.Dense(3), together
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        losses = []
+        for i in range(y.shape[1]):
+            with tf.GradientTape() as tape:
+                found = self(x, training=True)
+                losses.append(
+                    tf.nn.sparse_softmax_cross_entropy_with_logits(y[:, i], found)
+                )
+            if not self.together:
+                weights = self.trainable_variables
+                self.optimizer.minimize(losses[-1], weights, tape=tape)
+        if self.together:
+            loss = tf.add_n(losses)
+            self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        return {"loss": tf.add_n(losses)}
+
+
+@pytest.mark.slow
+def test_several_steps_on_a_batch_are_told_while_the_step_is_traced():
+    texts = RNG.integers(0, 3, (64, 4)).astype("int32")
+    for together in (False, True):
+        plan = dpc.keras.PrivacyPlan(8, 1e-3, examples=64, batch_size=16, epochs=1)
+        model = Captions(together)
+        model(X[:2])
+        model.compile(plan.optimizer(dpc.keras.DPSGD, 0.1))
+        batches = plan.batches((X, texts))
+        if together:
+            model.fit(batches, verbose=0, callbacks=plan.callbacks)
+            assert plan.ledger.steps == 4
+            continue
+        error = "(?s)more than once in every step.*loss = tf.add_n.losses."
+        with pytest.raises(dpc.accounting.PrivacyMismatchError, match=error):
+            model.fit(batches, verbose=0, callbacks=plan.callbacks)
+        assert plan.ledger.steps == 0
+
+
+def test_callbacks_that_a_tuner_copies_are_told_of_a_plan_for_each_trial():
+    plan = dpc.keras.PrivacyPlan(8, 1e-3, examples=64, batch_size=16, epochs=1)
+    plan.batches((X, Y))
+    error = "HyperModel.fit.*search_privacy.ledgers, delta."
+    for callbacks in (plan.callbacks, {"callbacks": plan.callbacks}):
+        with pytest.raises(TypeError, match=error):
+            copy.deepcopy(callbacks)
+
+
+def discriminate(real, made):
+    """The usual loop of a GAN's discriminator, on a drawn element and made rows."""
+    ones, zeros = np.ones([len(real), 1]), np.zeros([len(made), 1])
+    yield "two", [(real, ones), (made, zeros)]
+    yield "made first", [(made, zeros), (real, ones)]
+    labels = np.concatenate([ones, zeros])
+    yield "both", [(tf.concat([real, made], 0), labels)]
+    yield "both, made first", [(tf.concat([made, real], 0), labels)]
+    yield "arrays", [(np.concatenate([real, made]), labels)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", range(5))
+def test_a_gan_by_train_on_batch_is_sent_to_its_page(place):
+    batches = dpc.sampling.Poisson(0.25).batches(X)
+    ledger = dpc.accounting.Ledger(delta=1e-3)
+    ledger.begin(noise_multiplier=1.0, sampling=batches)
+    model = dense(1)
+    model.compile(dpc.keras.DPSGD(0.1, **SETTINGS), "mse")
+    real = next(iter(batches))[0]
+    made = RNG.normal(size=real.shape).astype("float32")
+    _, calls = list(discriminate(real, made))[place]
+    with pytest.raises(
+        dpc.accounting.PrivacyMismatchError, match="train_step.md#two-networks-gans"
+    ):
+        with ledger.step():
+            for x, y in calls:
+                model.train_on_batch(x, y)

@@ -310,7 +310,10 @@ GRAPHS_AND_METRICS = {
         steps.triplets, change="a record is a triplet"
     ),
     "Image similarity with a contrastive loss of pairs": Example(
-        of_entry(IMAGES["siamese network, pairs"]), change="a record is a pair"
+        of_entry(IMAGES["siamese network, pairs"], lambda: steps.contrastive(-1)),
+        of_entry(IMAGES["siamese network, pairs"], lambda: steps.contrastive(None)),
+        ("axis=-1",),
+        "`axis=-1` in the mean of the loss: a loss for each pair. A record is a pair",
     ),
     "Metric learning for image similarity search": Example(
         None,

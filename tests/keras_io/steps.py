@@ -207,6 +207,24 @@ def triplets() -> Setup:
     )
 
 
+def contrastive(axis: int | None, margin: float = 1.0) -> Callable:
+    """Siamese network of pairs: the example's own loss, `loss(margin)`.
+
+    Args:
+      axis: the axis of the mean; None for all, as in the example.
+      margin: the distance of pairs that differ.
+    """
+    ops = K.ops if stack.KERAS_3 else tf
+    mean = ops.mean if stack.KERAS_3 else tf.reduce_mean
+
+    def contrastive_loss(y_true, y_pred):
+        square_pred = ops.square(y_pred)
+        margin_square = ops.square(ops.maximum(margin - y_pred, 0))
+        return mean((1 - y_true) * square_pred + y_true * margin_square, axis=axis)
+
+    return contrastive_loss
+
+
 class _Embedder(K.Model):
     """Examples whose embeddings are compared."""
 

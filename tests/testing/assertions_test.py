@@ -198,3 +198,71 @@ def test_labels_of_each_token_get_weights_as_of_drawn_batches(one_hot):
     model.compile(optimizer, dpc.keras.PerExampleLoss(loss))
     dpc.testing.assert_exact(model, (x, y))
     dpc.testing.assert_sensitivity(model, (x, y))
+
+
+def distiller(step, teach):
+    """keras.io's knowledge distillation, whose losses ignore weights.
+
+    Args:
+      step: "compute_loss", as on Keras 3, or "train_step", as on Keras 2.
+      teach: whether a teacher's predictions are part of the loss.
+    """
+    losses, dense = tf.keras.losses, tf.keras.layers.Dense
+    hard, soft = (
+        losses.SparseCategoricalCrossentropy(from_logits=True),
+        losses.KLDivergence(),
+    )
+
+    class Distiller(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.student, self.teacher = dense(3), dense(3, trainable=False)
+
+        def call(self, x):
+            return self.student(x)
+
+        def loss_of(self, x, y, y_pred):
+            loss = hard(y, y_pred)
+            if teach:
+                taught = tf.nn.softmax(self.teacher(x) / 3, axis=1)
+                soft_loss = soft(taught, tf.nn.softmax(y_pred / 3, axis=1))
+                loss = 0.1 * loss + 0.9 * 9 * soft_loss
+            return loss
+
+    class OfLoss(Distiller):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, **_):
+            return self.loss_of(x, y, y_pred)
+
+    class OfStep(Distiller):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.loss_of(x, y, self(x, training=True))
+            weights = self.student.trainable_variables
+            self.optimizer.minimize(loss, weights, tape=tape)
+            return {"loss": loss}
+
+    model = {"compute_loss": OfLoss, "train_step": OfStep}[step]()
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(16, 6)).astype("float32"), rng.integers(0, 3, 16)
+    model(x), model.teacher(x)
+    model.compile(
+        dpc.keras.DPSGD(0.1, clip=0.1, noise_multiplier=2.0, expected_batch_size=8)
+    )
+    return model, (x, y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("teach", [False, True])
+@pytest.mark.parametrize("step", ["compute_loss", "train_step"])
+def test_losses_that_ignore_weights_are_judged_as_on_drawn_batches(step, teach):
+    model, batch = distiller(step, teach)
+    report = testing.assert_sensitivity(model, batch, records=[1], extremes=False)
+    assert report.ratio == pytest.approx(1.0, rel=0.02)
+    assert testing.assert_exact(model, batch).examples == 16
+    with (
+        mock.patch.object(PerExampleGradients, "weighted_sum", _no_clip),
+        pytest.raises(AssertionError, match="does not have the privacy it claims"),
+    ):
+        wrong, batch = distiller(step, teach)
+        testing.assert_sensitivity(wrong, batch, records=[1])

@@ -16,6 +16,7 @@ import importlib
 import inspect
 import operator
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -296,6 +297,13 @@ def new_local_context(
             "version of requirements.txt."
         )
     (manager,) = managers
+    start_if_needed = manager.get_stub
+
+    def get_stub():
+        with _outputs_of_process():
+            return start_if_needed()
+
+    manager.get_stub = get_stub
 
     def end_worker():
         process, manager._process, manager._stub = manager._process, None, None
@@ -318,6 +326,25 @@ def new_local_context(
     if asynchronous:
         context = ProgramContext(context)
     return context, end_worker
+
+
+@contextlib.contextmanager
+def _outputs_of_process() -> Iterator[None]:
+    """Puts the process's outputs in the place of outputs that are no files.
+
+    A worker starts with `sys.stdout` and `sys.stderr`, which must have a descriptor:
+    notebooks and `contextlib.redirect_stdout(io.StringIO())` have none.
+    """
+    with contextlib.ExitStack() as replaced:
+        for redirect, output, real in (
+            (contextlib.redirect_stdout, sys.stdout, sys.__stdout__),
+            (contextlib.redirect_stderr, sys.stderr, sys.__stderr__),
+        ):
+            try:
+                output.fileno()
+            except (AttributeError, OSError, ValueError):
+                replaced.enter_context(redirect(real))
+        yield
 
 
 def worker_binary() -> str:

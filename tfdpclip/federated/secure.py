@@ -240,6 +240,13 @@ def check_context() -> None:
         if isinstance(total, (int, np.integer)) and total == 2:
             context._tfdpclip_runs_secure_sums = True
             return
+    if "fileno" in str(error):
+        raise RuntimeError(
+            "TensorFlow Federated's worker did not start, because sys.stdout or "
+            "sys.stderr has no fileno() (redirected, or a notebook's). Run the process "
+            "inside dpc.federated.local_context(simulate_secure_sums=True), which "
+            "takes such outputs."
+        ) from error
     raise RuntimeError(
         "The current execution context of TensorFlow Federated cannot run secure "
         "sums, so secure=True would fail in the first round. For simulation, which "

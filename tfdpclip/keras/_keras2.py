@@ -172,6 +172,11 @@ def compiled_loss_of(model: Any) -> Any:
     return getattr(model, "loss", None)
 
 
+def loss_weights_of(model: Any) -> Any:
+    """The `loss_weights` that a model was compiled with, or None."""
+    return getattr(getattr(model, "compiled_loss", None), "_user_loss_weights", None)
+
+
 def share_of_replica(loss: Any) -> Any:
     """The share of a replica in a loss: here the loss, which the trainer scales."""
     return loss

@@ -228,6 +228,11 @@ def compiled_loss_of(model: Any) -> Any:
     return getattr(model, "__dict__", {}).get("loss")
 
 
+def loss_weights_of(model: Any) -> Any:
+    """The `loss_weights` that a model was compiled with, or None."""
+    return getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)
+
+
 def share_of_replica(loss: Any) -> Any:
     """The share of a replica in a loss, from the mean over the replica's examples."""
     return scale_loss_for_distribution(loss)
@@ -341,16 +346,10 @@ def step_function_of(train_function: Any) -> Any:
 
 # Optimizers.
 
-_OWN_SCALING = {
-    "gradient_accumulation_steps": (
-        "would add up gradients of several steps, each with its own noise. Use "
-        "accumulation_steps, which adds noise once."
-    ),
-    "loss_scale_factor": (
-        "would scale gradients before they are clipped. Leave it out; half precision "
-        "needs no scale in mixed_bfloat16."
-    ),
-}
+_OWN_SCALING = (
+    "would scale gradients before they are clipped. Leave it out; half precision needs "
+    "no scale in mixed_bfloat16."
+)
 
 
 class TrainerEntry:
@@ -358,17 +357,16 @@ class TrainerEntry:
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        for name, why in _OWN_SCALING.items():
-            if (value := getattr(self, name)) is not None:
-                raise ValueError(f"{name}={value!r} {why}")
+        if (value := self.loss_scale_factor) is not None:
+            raise ValueError(f"loss_scale_factor={value!r} {_OWN_SCALING}")
         self.__dict__["_held_loss"] = HeldLoss()  # not through Keras's tracking
 
     @tf.autograph.experimental.do_not_convert
     def __setattr__(self, name, value):
-        if name in _OWN_SCALING and "_held_loss" in self.__dict__:
+        if name == "loss_scale_factor" and "_held_loss" in self.__dict__:
             # LossScaleOptimizer sets the attribute in the optimizer that it wraps.
             raise ValueError(
-                f"{name} of a private optimizer cannot be set: it {_OWN_SCALING[name]} "
+                f"{name} of a private optimizer cannot be set: it {_OWN_SCALING} "
                 "The policy mixed_float16 sets it by a LossScaleOptimizer: use "
                 "mixed_bfloat16 or float32. A MultiOptimizer sets it, too: make it "
                 "private as a whole, from plain optimizers: "

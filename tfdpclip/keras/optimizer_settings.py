@@ -56,14 +56,6 @@ class OptimizerSettings:
         seed: int | None = None,
         **kwargs: Any,
     ):
-        gone = [name for name in ("check_isolation", "recheck_rate") if name in kwargs]
-        if gone:
-            raise ValueError(
-                f"{gone[0]} no longer exists: the graph proves that examples stay "
-                "apart, and no step tests it. Leave it out. "
-                "check_gradients='never' switches off the comparison with ordinary "
-                "gradients."
-            )
         refuse_arguments(k for k, value in kwargs.items() if value is not None)
         choice("unit", unit, ("example", "person", "batch"))
         rows_per_record = integer("rows_per_record", rows_per_record, 1)

@@ -151,6 +151,15 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._unseen = 0
         self._done = 0
 
+    def __deepcopy__(self, memo: Any) -> PrivacyBudget:
+        raise TypeError(
+            "A privacy budget cannot be copied: every trial of a search is a run that "
+            "costs epsilon. Make a plan for each trial in HyperModel.fit, with its "
+            "batches and callbacks, and state the cost of all trials: "
+            "dpc.tuning.search_privacy(ledgers, delta). See "
+            "docs/search_cost.md#kerastuner."
+        )
+
     @property
     def ledger(self) -> Ledger:
         """The ledger of spent steps.

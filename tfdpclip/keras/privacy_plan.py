@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdpclip import _arguments, pictures
 from tfdpclip._docs import see
+from tfdpclip._tensorflow_privacy import ARGUMENTS
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.accounting.plan import BudgetPlan
@@ -131,6 +132,7 @@ class PrivacyPlan(BudgetPlan):
         another plan or another clip rule. `epsilon` then covers both the ledger's
         earlier steps and this run, and the noise is the least that keeps within it.
       secret: A file from which correlated noise continues, as in `PrivacyBudget`.
+      **others: None; errors say where an optimizer's settings belong.
 
     Attributes:
       epsilon: As given.
@@ -176,7 +178,9 @@ class PrivacyPlan(BudgetPlan):
         ledger: Ledger | str | os.PathLike[str] | None = None,
         allow_change: bool = False,
         secret: str | os.PathLike[str] | None = None,
+        **others: Any,
     ):
+        _refuse_others(others)
         settings = dict(
             epsilon=epsilon,
             delta=delta,
@@ -673,3 +677,21 @@ class PrivacyPlan(BudgetPlan):
         if self._made is not None:
             facts.append(("updates", describe_optimizer(self._made)))
         return facts
+
+
+def _refuse_others(names: Iterable[str]) -> None:
+    """Raises for arguments that a plan lacks, and says where they belong."""
+    for name in names:
+        if name in (*ARGUMENTS, "clip", "learning_rate", "unit"):
+            raise ValueError(
+                f"{name} is no argument of a plan. Settings of the optimizer go to "
+                "plan.optimizer(dpc.keras.DPAdam, 1e-3, clip=1.0); noise and divisor "
+                f"are the plan's. {ARGUMENTS.get(name, '')}".rstrip()
+            )
+        if name == "noise_multiplier":
+            raise ValueError(
+                "noise_multiplier follows from a plan's epsilon. Write "
+                "dpc.keras.DPAdam(1e-3, clip=1.0, noise_multiplier=1.1, "
+                "expected_batch_size=256) for a multiplier without a plan."
+            )
+        raise TypeError(f"PrivacyPlan has no argument {name!r}.")

@@ -471,6 +471,7 @@ class Batches(tf.data.Dataset):
                     self.population,
                     num_parallel_calls,
                     public,
+                    self._arrays,
                 )
         derived = self._derived(
             lambda data: record_map.mapped(data, on_element, self.seed), *assumptions

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import inspect
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +19,7 @@ from tfdpclip.sampling import row_weights
 from tfdpclip.sampling.record_proof import (
     RecordProof,
     draws_from_a_seed,
+    inputs_before,
     repeats_numbers,
 )
 
@@ -110,6 +113,34 @@ class RecordFunction:
         parts = self._parts_of(self._concrete(*record))
         return [part for part in tf.nest.flatten(parts) if part is not None]
 
+    def refuse_failures(self, records: tuple) -> None:
+        """Raises ValueError if an assertion of the function fails on a record.
+
+        Args:
+          records: the parts of all records, with the records on axis 0.
+        """
+        definition = self._concrete.graph.as_graph_def()
+        nodes = [definition.node, *(f.node_def for f in definition.library.function)]
+        if not any(node.op == "Assert" for part in nodes for node in part):
+            return
+        data = tf.data.Dataset.from_tensor_slices(records).map(self)
+        try:
+            collections.deque(data, maxlen=0)
+        except tf.errors.InvalidArgumentError as error:
+            failed = re.findall(r"{{node (.*?)}}", error.message)
+        else:
+            return
+        named = [row_weights.names(p, n) for p, n in zip(records, "xy", strict=False)]
+        columns = [name for part in named for name in part]
+        used = inputs_before(self._concrete.graph, failed)
+        column = " or ".join(columns[i] for i in used) or "a record"
+        raise ValueError(
+            f"map: {self.name} fails on a value of {column}: a draw of this record "
+            "would end training, and so reveal the record. Give values that a "
+            "vocabulary lacks an entry: num_oov_indices=1 of the lookup, and one more "
+            "row in the layer behind it." + see("numbers-out-of-range")
+        )
+
     def _parts_of(self, result: Any) -> tuple[Any, Any, Any]:
         """(x, y, weight): a preprocessor weighs the entries (tokens) of a record."""
         if self._preprocesses and isinstance(result, tuple) and len(result) == 3:
@@ -167,6 +198,7 @@ def on_elements(
     population: int,
     num_parallel_calls: int | None,
     public: Sequence[Any],
+    records: tuple | None = None,
 ) -> tuple[Callable, tuple[str, ...]]:
     """Returns a function of elements that applies `map_func` to each record.
 
@@ -178,6 +210,7 @@ def on_elements(
       population: see `RecordFunction`.
       num_parallel_calls: records at a time.
       public: see `RecordFunction`.
+      records: the parts of all records, if they are in memory and unchanged.
     """
     parallel = 1 if num_parallel_calls is None else int(num_parallel_calls)
     parallel = 10 if parallel < 1 else parallel  # tf.data.AUTOTUNE is -1.
@@ -185,6 +218,8 @@ def on_elements(
     function = RecordFunction(map_func, specs, population, public)
     if function.changes_nothing:
         return lambda *element: element, ()
+    if records is not None:
+        function.refuse_failures(records[: len(specs)])
 
     @tf.autograph.experimental.do_not_convert
     def on_element(*element):

@@ -173,7 +173,7 @@ class RecordProof:
                     "Call tf.io.read_file in the function itself, not in a branch.",
                 )
         for op in self._graph.get_operations():
-            if op.type in _FILES and not _depends_on_record(op, self._graph):
+            if op.type in _FILES and not inputs_before(self._graph, [op.name]):
                 self._refuse(
                     f"reads a file that is the same for all records ({op.name})",
                     "Read the file before, and give map(..., public=[content]).",
@@ -256,18 +256,23 @@ def _touches_resource(definition, node) -> bool:
     return False
 
 
-def _depends_on_record(op: tf.Operation, graph) -> bool:
-    captured = {inside.op.name for _, inside in graph.captures}
-    pending, seen = [op], set()
+def inputs_before(graph: tf.Graph, names: Iterable[str]) -> list[int]:
+    """The places of a record's parts, flat, on which some ops of a graph depend.
+
+    Args:
+      graph: the graph of a function of one record.
+      names: the names of the ops.
+    """
+    captured = {id(inside) for _, inside in graph.captures}
+    parts = [part.op for part in graph.inputs if id(part) not in captured]
+    operations = {op.name: op for op in graph.get_operations()}
+    pending, seen = [operations[n] for n in names if n in operations], set()
     while pending:
         current = pending.pop()
-        if current.name in seen:
-            continue
-        seen.add(current.name)
-        if current.type == "Placeholder" and current.name not in captured:
-            return True
-        pending.extend(tensor.op for tensor in current.inputs)
-    return False
+        if current not in seen:
+            seen.add(current)
+            pending.extend(tensor.op for tensor in current.inputs)
+    return [place for place, part in enumerate(parts) if part in seen]
 
 
 def draws_from_a_seed(graph: tf.Graph) -> bool:

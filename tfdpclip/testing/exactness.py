@@ -14,7 +14,8 @@ from tfdpclip.gradients.checks import chance
 from tfdpclip.gradients.checks.rule_check import Differences, RuleCheck
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.keras import check_isolation
-from tfdpclip.testing.probe import as_batches, check_model, restored
+from tfdpclip.keras.watching.given_data import FollowedStep
+from tfdpclip.testing.probe import MARKED_ROWS, as_batches, check_model, restored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +185,7 @@ def _compared(model, optimizer, batch) -> _Found:
 
     def step(data):
         seen.clear()
-        model.train_step(data)
+        followed(data)
         if len(seen) != 1:
             raise ValueError(
                 "model.train_step must call optimizer.minimize once, but called it "
@@ -195,10 +196,12 @@ def _compared(model, optimizer, batch) -> _Found:
 
     (data,) = as_batches(batch, 1)
     examples = len(data[2])
+    followed = FollowedStep(model)
     with (
         mock.patch.object(optimizer, "minimize", minimize),
         mock.patch.object(optimizer, "_check_gradients", "always"),
         restored(model, optimizer),
+        followed.in_place(MARKED_ROWS),
     ):
         try:
             found = tf.function(step, autograph=False)(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from tfdpclip._arguments import shown
 from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.keras import _compat
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
+from tfdpclip.keras.watching.given_data import FollowedStep
 from tfdpclip.noise import GaussianNoise
 from tfdpclip.sampling import row_weights
 
@@ -65,11 +67,15 @@ class DialledNoise:
         return tf.constant(self._seed)
 
 
+# Batches whose weights mark the drawn rows, and do nothing else.
+MARKED_ROWS: Any = types.SimpleNamespace(weighted=False)
+
+
 class Probe:
     """Runs one logical step of a compiled model, repeatedly, from the same state.
 
-    The model's own `train_step` runs, compiled as `fit` would compile it. Its weights
-    do not change: the gradients for the update are captured instead.
+    The model's own `train_step` runs on elements of draws, compiled as `fit` would
+    compile it. The model does not change: the gradients for the update are captured.
 
     Args:
       model: a built, compiled model with an optimizer of `dpc.keras`.
@@ -91,8 +97,9 @@ class Probe:
             ]
         self._places = {id(v): i for i, v in enumerate(self.variables)}
         self._noise = noise
+        self._followed = FollowedStep(model)
         self._step = tf.function(
-            model.train_step, jit_compile=_compat.compiles_by_xla(model) or None
+            self._followed, jit_compile=_compat.compiles_by_xla(model) or None
         )
 
     def _catch(self, grads_and_vars):
@@ -106,7 +113,11 @@ class Probe:
         optimizer = self._optimizer
         for caught in self._caught:
             caught.assign(tf.zeros_like(caught))
-        with restored(self._model, optimizer), self._caught_updates():
+        with (
+            restored(self._model, optimizer),
+            self._caught_updates(),
+            self._followed.in_place(MARKED_ROWS),
+        ):
             before = int(optimizer.iterations.numpy())
             for batch in batches:
                 self._step(batch)

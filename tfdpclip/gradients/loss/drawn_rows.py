@@ -64,6 +64,14 @@ _TWICE = (
     + TWO_NETWORKS
     + see("two-steps-on-one-draw")
 )
+_IN_ONE_STEP = (
+    "train_step calls minimize more than once in every step, on one batch: two steps "
+    "of noise multiplier z on one draw are one step of z / sqrt(2). Add up the losses, "
+    "such as those of an image's captions, and call minimize once:\n"
+    "    loss = tf.add_n(losses)\n"
+    "    self.optimizer.minimize(loss, self.trainable_variables, tape=tape)"
+    + see("two-steps-on-one-draw")
+)
 _UNDEALT = (
     "This step is taken under a strategy, and the batch of a replica is drawn, but is "
     "not the replica's part of a draw: the step may be of several draws, with a record "
@@ -182,6 +190,9 @@ def present_in_graph(
         return _of_weights(graph, _CURRENT.weights[-1], expected)
     if not sources or not _tf_private.is_function_graph(graph):
         return None
+    if _keras_marks.calling("train_on_batch") is not None:
+        # Keras 2 gives its function an iterator over the batch.
+        return _of_taken(graph, expected)
     found = next(filter(None, map(_taken_in_graph, sources)), None)
     if found is None and all(s.op.type in ops.ITERATORS for s in sources):
         # The data are not drawn, whichever elements the functions around have.
@@ -319,11 +330,24 @@ def _are_of_other_iterators(sources: Sequence[tf.Tensor], weights: Any) -> bool:
     )
 
 
-def _refuse_second(graph: tf.Graph, weights: Sequence[tf.Tensor]) -> None:
+def refuse_second_in_fit(graph: tf.Graph) -> None:
+    """Raises if a `train_step` makes a second private step of its element.
+
+    Args:
+      graph: the graph of the loss.
+    """
+    weights = tf.nest.flatten(_CURRENT.weights[-1:])
+    if None not in weights and not any(map(_tf_private.is_eager, weights)):
+        _refuse_second(graph, weights, _IN_ONE_STEP)
+
+
+def _refuse_second(
+    graph: tf.Graph, weights: Sequence[tf.Tensor], message: str = _TWICE
+) -> None:
     before = _RELEASED.setdefault(graph, set())
-    if weights[0].ref() in before:
-        raise PrivacyMismatchError(_TWICE)
-    before.add(weights[0].ref())
+    if weights and weights[0].ref() in before:
+        raise PrivacyMismatchError(message)
+    before.update(w.ref() for w in weights[:1])
 
 
 def _of_weights(graph: Any, weights: Any, expected: ExpectedRecords) -> tf.Tensor:
@@ -379,6 +403,7 @@ def _of_taken(graph: Any, expected: ExpectedRecords) -> tf.Tensor | None:
     called = _called_from_outside(around)
     if called is None:
         return None
+    on_batch = _keras_marks.calling("train_on_batch") is not None
     own = _weights_given(around)
     if _replicas() > 1:
         if own is None:
@@ -390,6 +415,8 @@ def _of_taken(graph: Any, expected: ExpectedRecords) -> tf.Tensor | None:
     unseen = use.releases and own is not None and tf.distribute.has_strategy()
 
     def masks():
+        if on_batch and _keras_marks.calling("train_on_batch") is None:
+            return tf.zeros([0, 0], tf.bool)  # `fit` calls the same function.
         told = own is not None
         taken = handed_out.candidate_elements()
         if taken and use.adds_up and not _CURRENT.weights:
@@ -650,5 +677,6 @@ def _refuse_repeated_rows(found: Sequence[Any], records: int) -> None:
             "record would be in the step more than once, and clipped as several "
             "records. For augmented views, draw batches with views: "
             f"scheme.batches(data, views={records // rows}), and map."
+            + TWO_NETWORKS
             + see("records-of-several-rows")
         )

@@ -68,12 +68,11 @@ def refuse_counted(parts: LossParts) -> None:
     """
     if parts.counted:
         raise LossStructureError(
-            "The loss is a sum over the batch, and the loss of an example would be its "
-            "share times the number of examples in the batch: one example more would "
-            "scale the gradients of all, and move the clipped sum by more than the "
-            "clip. Give the examples' own losses, of shape [batch], or their mean; or "
-            "nominal_batch_size=, a public number for this factor (1.0: the loss of an "
-            "example is its share of the sum)." + see("losses-that-divide-by-the-batch")
+            "The loss is a sum over the batch, and an example's loss would be its "
+            "share times the number of examples: one example more would scale the "
+            "gradients of all. Give the examples' own losses, of shape [batch], or "
+            "their mean; or nominal_batch_size=, a public number for this factor."
+            + see("losses-that-divide-by-the-batch")
         )
 
 

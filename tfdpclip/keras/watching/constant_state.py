@@ -16,9 +16,11 @@ from tfdpclip import _tf_private
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
 from tfdpclip._outside import outside_of_functions
-from tfdpclip._variables import components
+from tfdpclip._variables import components, unwrapped
 from tfdpclip.gradients import ExampleIsolationError
 from tfdpclip.gradients.loss.state import TRAINED_PRIVATELY, StateRead
+from tfdpclip.keras import _compat
+from tfdpclip.keras.watching import fit_arguments
 
 # In every step, the smallest variables are compared: at most `_SMALL_COUNT` variables,
 # with at most `_SMALL_ENTRIES` entries together. All variables are compared on steps
@@ -132,6 +134,7 @@ class ConstantState:
         Returns:
           A boolean scalar: True if no variable has changed.
         """
+        _refuse_schedules(reads)
         reads = [r for r in reads if not r.written or r.before is not None]
         if not reads:
             return tf.constant(True)
@@ -240,14 +243,35 @@ class ConstantState:
 
 
 _FIX = (
-    "Values written after minimize, or in a callback, may come from private data, "
-    "and would reach the gradients of all examples without clipping and noise. If the "
-    "values are public (the average of a trained model, a schedule), name the "
-    "variable: dpc.keras.DPSGD(..., public_variables=['its_name']). Averages of batch "
-    "normalisation are no public values: call the model with training=False wherever "
-    "its result is not in the loss (for metrics, for example)."
+    "If its values are public (the average of a trained model, a schedule), declare "
+    "it: plan.optimizer(..., public_variables=[variable]). Averages of batch "
+    "normalisation are not public: for metrics, call the model with training=False."
     + see("state-that-a-loss-reads")
 )
+
+
+def _refuse_schedules(reads: Sequence[StateRead]) -> None:
+    """Raises for a variable that `fit` was given in order to change between steps."""
+    fit = fit_arguments.calling("fit")
+    if fit is None:
+        return
+    weights = _compat.loss_weights_of(fit.f_locals.get("self"))
+    holders = {"loss_weights": tf.nest.flatten(weights)}
+    for callback in fit_arguments.callbacks_of_fit():
+        holders[f"The callback {type(callback).__name__}"] = vars(callback).values()
+    unset = [r for r in reads if r.releases is None and r.copy is None]
+    names = {id(r.identity): r.name for r in unset}
+    for holder, values in holders.items():
+        for value in values:
+            name = names.get(id(getattr(unwrapped(value), "handle", None)))
+            if name is not None:
+                raise ExampleIsolationError(
+                    f"{holder} may change the variable {name!r}, which the loss reads: "
+                    "values from private data would reach all gradients without "
+                    "noise. If the values are public, such as those of a schedule, "
+                    "declare the variable: plan.optimizer(..., public_variables="
+                    "[variable])." + see("state-that-a-loss-reads")
+                )
 
 
 def _fail(same: tf.Tensor, names: list[str]) -> tf.Operation:

@@ -8,6 +8,7 @@ import warnings
 from typing import Any
 
 from tfdpclip._docs import see
+from tfdpclip._keras_marks import calling
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import SKIPPED, PrivacyMismatchError
 from tfdpclip.keras import _compat
@@ -18,7 +19,6 @@ from tfdpclip.keras.loss_shapes import (
     refuse_unknown_ids,
 )
 from tfdpclip.keras.watching.executions import runs_eagerly
-from tfdpclip.keras.watching.fit_arguments import calling_fit
 from tfdpclip.keras.watching.step_history import history_of
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
@@ -104,7 +104,7 @@ class DrawCheck:
         # sizes there. A user's own training function may use XLA, too. Eager code sees
         # the number of rows as a static shape, which is taken to be public. Where a
         # batch is clipped as a whole, rows of weight 0 enter its mean.
-        during = calling_fit()
+        during = calling("fit")
         as_drawn = (
             self.drawer.varies
             and during is not None

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
-import types
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip._keras_marks import calling
 from tfdpclip.sampling.columns import share_memory
-
-
-def calling_fit() -> types.FrameType | None:
-    """The frame of the running call of `fit`, or None."""
-    frame: types.FrameType | None = inspect.currentframe()
-    while frame is not None and frame.f_code.co_name != "fit":
-        frame = frame.f_back
-    return frame
 
 
 def callbacks_of_fit() -> list[Any]:
     """The callbacks of the running call of `fit`."""
-    frame = calling_fit()
+    frame = calling("fit")
     given = None if frame is None else frame.f_locals.get("callbacks")
     return list(getattr(given, "callbacks", None) or ())
 
 
 def validation_data_of_fit() -> Any:
     """The validation data of the running call of `fit`, or None."""
-    frame = calling_fit()
+    frame = calling("fit")
     return None if frame is None else frame.f_locals.get("validation_data")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -225,6 +226,7 @@ class FitWatch:
                 self._step.in_place(self._batches),
                 _explain_added_losses(),
                 _explain_kept_traces(),
+                _hide_values(),
                 explain_lost_workers(several),
                 explain_cancelled_replicas(1 if several else self._replicas),
             ):
@@ -606,6 +608,26 @@ def _explain_kept_traces() -> Iterator[None]:
             "function, without tf.function (fit traces all of train_step), or make the "
             "tf.function anew after each compile()." + see("rows-that-fill-a-batch-up")
         ) from error
+
+
+@contextlib.contextmanager
+def _hide_values() -> Iterator[None]:
+    """Keeps the values of a drawn record out of the error of a failed assertion."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        if "assertion failed" not in error.message or "docs/" in error.message:
+            raise
+        nodes = re.findall(r"{{node (.*?)}}", error.message)
+        name = nodes[-1] if nodes else "an assertion"
+    else:
+        return
+    raise ValueError(
+        f"A drawn record fails {name!r}; its values are not shown, as they would tell "
+        "who was drawn. Give values that a vocabulary lacks an entry: "
+        "num_oov_indices=1 of the lookup, and one more row in the layer behind it. "
+        "Change other values before batches are drawn." + see("numbers-out-of-range")
+    )
 
 
 class _WatchedCall:

@@ -239,6 +239,19 @@ def test_targets_of_the_paper_do_not_warn(target, records, stddev):
         Mechanism(QuantileClip(target, count_stddev=stddev), 0.0, records)
 
 
+def test_the_clip_norm_grows_tenfold_in_23_rounds_of_all_clipped_with_noise_or_not():
+    """Andrew et al., for target 0.5: 9.97. With clamped noise it was 9.1."""
+    rule = QuantileClip(0.5, 0.1, 0.2)
+    plain = noisy = tf.constant(0.1)
+    for i in range(23):
+        plain = rule.next_state(plain, tf.constant([0.0]))
+        noisy = rule.next_state(noisy, tf.constant([0.05 * (-1) ** i]))
+    # The noise was positive once more than negative, which the next round evens out.
+    noisy = rule.next_state(noisy, tf.constant([0.45]))
+    assert float(plain) == pytest.approx(0.997418, rel=1e-5)
+    assert float(noisy) == pytest.approx(0.997418, rel=1e-5)
+
+
 def test_one_step_moves_a_clip_norm_by_its_learning_rate_at_most():
     rule = QuantileClip(0.5, 0.1)
     far = rule.next_state(rule.initial_state(), tf.constant([-3.0]))

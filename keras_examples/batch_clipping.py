@@ -10,9 +10,9 @@ sigma is relative to the sensitivity 2 C: the noise on layer h has stddev 2 C_h 
 Most of their sigmas are far too small for any privacy; the report has their account in
 Gaussian differential privacy (f-DP) and this library's, side by side.
 
-The paper counts ResNet-18's layers as its 62 weight tensors (--layers=tensor), and
-BN-LeNet-5's as 8 modules (--layers=module). Its clip norm for ResNet-18 is 0.095 in
-places and 0.0095 in others; results agree with 0.095.
+The paper counts ResNet-18's layers as its 62 weight tensors and BN-LeNet-5's as 8
+modules, as --layers=paper does. Its clip norm for ResNet-18 is 0.095 in places and
+0.0095 in others; results agree with 0.095.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _outcome(used, data, private, accounts, runs):
         f"{used.unit} clipping, {used.clip}, sigma {used.sigma:g}, C "
         f"{used.clip_norm:g}, m {used.batch_size}: test accuracy {accuracy:.2%} after "
         f"{used.epochs} epochs. {parameters:,} parameters in {private.layers} layers "
-        f"(counted by {used.layers})."
+        f"(counted by {batch_settings.layer_kind(used)})."
     )
     if "SGD" in runs:
         text += f" SGD without privacy: {runs['SGD'][-1]['test_accuracy']:.2%}."

@@ -45,7 +45,9 @@ class Common:
         0.025, "The learning rate of local steps.", above=0
     )
     layers: str = settings.choice(
-        "module", ("module", "tensor"), "What counts as a layer."
+        "paper",
+        ("paper", "module", "tensor"),
+        "What counts as a layer; paper: a tensor for ResNet-18, otherwise a module.",
     )
     physical_batch_size: int = settings.count(
         256, "Most images at a time for unit individual."
@@ -126,6 +128,13 @@ def by_layer(clip: str) -> bool:
     return clip not in ("full", "scaled")
 
 
+def layer_kind(used: Common) -> str:
+    """What counts as a layer: "tensor" or "module"."""
+    if used.layers != "paper":
+        return used.layers
+    return "tensor" if used.network == "resnet18" else "module"
+
+
 def group_spec(used: Common) -> str:
     """The name that clip rules have for the unit counted as a layer."""
-    return "variable" if used.layers == "tensor" else "layer"
+    return "variable" if layer_kind(used) == "tensor" else "layer"

@@ -10,7 +10,7 @@ from tests import source_tree
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # From the bottom up. Layers on the same line do not import each other.
 FLOORS = [
-    ["_version", "_docs", "_outside", "_keras_marks", "_tensorflow_privacy"]
+    ["_version", "_docs", "_outside", "_keras_marks", "tensorflow_privacy"]
     + ["_tf_private", "_variables", "_sealed", "_progress", "_notebook"],
     ["_arguments", "_constants", "_devices", "files"],
     ["_schedules", "_data", "pictures"],

@@ -211,11 +211,22 @@ def test_the_clip_follows_the_noised_counts_alone():
     assert drawn.fractions.numpy() == [0.5]
 
 
-def test_fractions_are_clamped():
-    found, state = made(QuantileClip(initial_norm=0.7))
-    for count, fraction in ((1e6, 1.0), (-1e6, 0.0), (10.0, 0.75)):
-        release = found.finish(state, [], tf.constant([count]))
-        assert release.fractions.numpy().tolist() == [fraction]
+def test_fractions_leave_the_unit_interval_with_the_noise_and_not_in_a_users_rule():
+    class Recorder(QuantileClip):
+        def next_state(self, state, fractions):
+            return tf.reshape(1 + fractions, tf.shape(state))
+
+    ours, state = made(QuantileClip(initial_norm=0.7))
+    users, _ = made(Recorder(initial_norm=0.7))
+    for count, fraction, within in (
+        (100.0, 3.0, 1),
+        (-50.0, -0.75, 0),
+        (10.0, 0.75, 0.75),
+    ):
+        for found in (ours, users):
+            release = found.finish(state, [], tf.constant([count]))
+            assert release.fractions.numpy().tolist() == [fraction]
+        assert float(release.next_state) == 1 + within
 
 
 @pytest.mark.thinned(2)

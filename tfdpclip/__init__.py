@@ -7,8 +7,8 @@ first used, so that ``tfdpclip.accounting`` does not wait for TensorFlow.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tfdpclip._tensorflow_privacy import in_place_of
 from tfdpclip._version import __version__
+from tfdpclip.tensorflow_privacy import in_place_of
 
 if TYPE_CHECKING:
     from tfdpclip import (

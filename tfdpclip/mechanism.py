@@ -22,8 +22,8 @@ the accountant) and a rule that keeps the guarantees of `ClipRule`:
   holds for every s_k, also for default s_k that were enlarged.
 * C_{t+1} is a function of C_t and of the noised counts, so that all steps together are
   an adaptive composition of such mechanisms.
-* The divisor is a public number, never the actual number of records; the division and
-  the clamping of fractions to [0, 1] are processing of private results.
+* The divisor is a public number, never the actual number of records; the division is
+  processing of private results.
 * Unsound settings fail closed: with noise, a clip rule without a bound is refused,
   and so are counts too precise for z. Under a schedule, each z is known only in its
   step: there, a step with too precise counts releases NaN, for the fractions too, and
@@ -46,6 +46,7 @@ from tfdpclip.accounting import noise_split
 from tfdpclip.clipping import ClipRule
 from tfdpclip.clipping.bounds import check_rule
 from tfdpclip.clipping.held import (
+    limit_fractions,
     limit_indicators,
     limit_weights,
     scales_of,
@@ -67,7 +68,7 @@ class Release(NamedTuple):
 
     Attributes:
       means: the noised sums over the public number of records; None for a sum of None.
-      fractions: the noised fractions, `[K]`, each in [0, 1].
+      fractions: the noised fractions, `[K]`, which noise may take out of [0, 1].
       next_state: the rule's state C_{t+1}.
       stddevs: the noise stddev on the sum of each group, `[L]`; L is 1 without groups.
     """
@@ -173,6 +174,8 @@ class Mechanism:
         self.count_stddevs = tuple(counts)
         if first > 0:
             self.count_stddevs = noise_split.count_stddevs(rule, self.records, first)
+        if self.count_stddevs:
+            self.rule.check_noise([s / self.records for s in self.count_stddevs])
         self._split = 0.0
         if first > 0:
             self._split = noise_split.split_noise_multiplier(first, self.count_stddevs)
@@ -363,7 +366,8 @@ class Mechanism:
             part if part is None or divided else part / self.divisor for part in sums
         ]
         fractions = self.fractions(counts)
-        next_state = self.rule.next_state(state, fractions)
+        limited = limit_fractions(self.rule, fractions)
+        next_state = self.rule.next_state(state, limited)
         if self.scheduled:
             # Counts that are too precise for z reveal more than z accounts for.
             covered = tf.math.is_finite(self.gradient_noise_multiplier(step))
@@ -374,9 +378,8 @@ class Mechanism:
         return Release(means, fractions, next_state, self.noise_stddevs(state, step))
 
     def fractions(self, counts: tf.Tensor) -> tf.Tensor:
-        """The fractions, in [0, 1], from noised sums of indicators."""
-        counts = tf.cast(counts, tf.float32)
-        return tf.clip_by_value(counts / self.records + 0.5, 0.0, 1.0)
+        """The fractions from noised sums of indicators, unbiased: not clamped."""
+        return tf.cast(counts, tf.float32) / self.records + 0.5
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

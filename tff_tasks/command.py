@@ -50,13 +50,20 @@ def config_from(task: str, arguments: Sequence[str]) -> RunConfig:
     return RunConfig(task=task, options=given, **values)
 
 
+_WHOSE = (
+    "Rounds, clients, rates and noise default to the paper's. --momentum_damping "
+    "defaults to the paper's code and not to its Algorithm 1; --mask_loss, of language "
+    "tasks, to neither."
+)
+
+
 def help_text(task: str) -> str:
     """The text of --help."""
     described = inspect.getdoc(task_class(task))
     if task == "digits":
         use, whose = "", "The defaults were found by trying."
     else:
-        use, whose = " --data_dir=data", "All defaults are the paper's."
+        use, whose = " --data_dir=data", _WHOSE
     about = f"{described}\n\npython -m tff_tasks.{task}{use}\n\n{whose}"
     return settings.help_text(known_settings(task), about)
 

@@ -178,11 +178,20 @@ def test_every_way_to_clip(tmp_path, arguments):
     assert "this library: pld" in report
 
 
+@pytest.mark.parametrize(("network", "layers"), [("bn_lenet5", 8), ("resnet18", 62)])
+def test_layers_are_counted_as_the_paper_counts_them(network, layers):
+    used = batch_clipping.Settings(network=network)
+    model = batch_training.build(used, 3)
+    assert len(batch_training.layers_and_sigma(used, model)[0]) == layers
+
+
 def test_equal_privacy_is_equal(tmp_path):
     model = batch_networks.bn_lenet5(1)
     multipliers = []
     for clip in ("layerwise", "full"):
-        used = batch_clipping.Settings(clip=clip, equal_privacy=True, sigma=2.0)
+        used = batch_clipping.Settings(
+            network="bn_lenet5", clip=clip, equal_privacy=True, sigma=2.0
+        )
         layers, sigma = batch_training.layers_and_sigma(used, model)
         batches = dpc.sampling.FixedSize(64, 640).batches((np.zeros((640, 1)),) * 2)
         optimizer = batch_training.private_optimizer(used, layers, sigma, batches)
@@ -195,7 +204,9 @@ def test_equal_privacy_is_equal(tmp_path):
 def test_layerwise_noise_is_the_papers():
     # Noise of stddev 2 C_h sigma on layer h.
     model = batch_networks.bn_lenet5(1)
-    used = batch_clipping.Settings(clip="layerwise", sigma=2.0, clip_norm=0.3)
+    used = batch_clipping.Settings(
+        network="bn_lenet5", clip="layerwise", sigma=2.0, clip_norm=0.3
+    )
     layers, sigma = batch_training.layers_and_sigma(used, model)
     batches = dpc.sampling.FixedSize(64, 640).batches((np.zeros((640, 1)),) * 2)
     optimizer = batch_training.private_optimizer(used, layers, sigma, batches)

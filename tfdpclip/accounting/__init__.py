@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         effective_noise_multiplier,
         split_noise_multiplier,
     )
+    from tfdpclip.accounting.past_runs import PastRun, past_run
     from tfdpclip.accounting.phases import Phase, PrivacyMismatchError
     from tfdpclip.accounting.recipe import CohortPlan, cohort_for
     from tfdpclip.accounting.rounds import BudgetExceededError, RoundBudget
@@ -64,6 +65,7 @@ __all__ = [
     "CohortPlan",
     "Ledger",
     "NeighboringRelation",
+    "PastRun",
     "Phase",
     "PrivacyMismatchError",
     "PrivacyStatement",
@@ -87,6 +89,7 @@ __all__ = [
     "layerwise_gdp_mu",
     "noise_multiplier",
     "noise_multiplier_from_layerwise_sigma",
+    "past_run",
     "sensitivity_factor",
     "split_noise_multiplier",
     "steps_for",
@@ -100,7 +103,7 @@ _HOMES = (
     *("accounting.noise_split", "accounting.phases", "sampling.events"),
     *("accounting.calibration", "accounting.gdp", "accounting.attacks"),
     *("accounting.matrix_events", "accounting.statement", "accounting.ledger"),
-    *("accounting.recipe", "accounting.rounds"),
+    *("accounting.recipe", "accounting.rounds", "accounting.past_runs"),
 )
 
 

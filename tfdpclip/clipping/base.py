@@ -156,10 +156,11 @@ class ClipRule(abc.ABC):
         return 256
 
     def next_state(self, state: Any, fractions: tf.Tensor) -> Any:
-        """The state after seeing the noised fractions, `[K]`, each in [0, 1].
+        """The state after seeing the noised fractions, `[K]`.
 
         Fraction k is the noised sum of indicator k, divided by the public expected
-        number of records, plus 1/2.
+        number of records, plus 1/2. Noise may take a fraction outside of [0, 1]; for a
+        rule from outside the library, fractions are clamped to [0, 1].
         """
         del fractions
         return state
@@ -177,6 +178,10 @@ class ClipRule(abc.ABC):
         """
         del before, after, steps
         return None
+
+    def check_noise(self, stddevs: Sequence[float]) -> None:
+        """Warns if the noise on the fractions, `[K]`, is too large for the rule."""
+        del stddevs
 
     def count_stddevs(
         self, records_per_step: float, private: bool = True

@@ -165,6 +165,13 @@ def limit_weights(
     return tf.where(tf.math.is_finite(length) & (weights >= nothing), held, nothing)
 
 
+def limit_fractions(rule: ClipRule, fractions: tf.Tensor) -> tf.Tensor:
+    """Noised fractions, in [0, 1] for a user's rule, which may rely on the range."""
+    return (
+        tf.clip_by_value(fractions, 0.0, 1.0) if foreign(rule, ClipRule) else fractions
+    )
+
+
 @tf.autograph.experimental.do_not_convert
 def limit_indicators(rule: ClipRule, indicators: tf.Tensor) -> tf.Tensor:
     """Indicators in [-1/2, 1/2], as every rule's must be."""

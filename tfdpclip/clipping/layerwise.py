@@ -281,6 +281,13 @@ class LayerwiseClip(GroupedRule):
         parts = tf.split(fractions, sizes)
         return tuple(r.next_state(s, f) for r, f, s in self._zip(parts, state))
 
+    def check_noise(self, stddevs: Sequence[float]) -> None:
+        for rule in self.rules:
+            count = len(rule.count_stddevs(1.0))
+            if count:
+                rule.check_noise(stddevs[:count])
+            stddevs = stddevs[count:]
+
     def count_stddevs(
         self, records_per_step: float, private: bool = True
     ) -> tuple[float, ...]:

@@ -65,6 +65,9 @@ class _PublicRule(GroupedRule):
     def next_state(self, state: Any, fractions: tf.Tensor) -> Any:
         return (self._base().next_state(state[0], fractions), state[1])
 
+    def check_noise(self, stddevs: Sequence[float]) -> None:
+        self._base().check_noise(stddevs)
+
     def count_stddevs(
         self, records_per_step: float, private: bool = True
     ) -> tuple[float, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -100,6 +102,12 @@ class QuantileClip(ClipRule):
     * ``update="geometric"``: C becomes ``C * exp(-learning_rate * (b - q))``;
     * ``update="linear"``: C becomes ``C - learning_rate * (b - q)``, kept above 0.
 
+    Noise may take b outside of [0, 1], and b stays there: clamped to [0, 1], the noise
+    would have a mean, and C would run away from quantiles near 0 and 1. Beyond
+    Algorithm 1, ``b - q`` is limited to [-1, 1], symmetric around the target, which
+    matters only where the noise on b is near 1 or more: a step then moves ln C by at
+    most the learning rate.
+
     The bit is sent as +1/2 or -1/2, so that its sum has sensitivity 1/2. A real record
     with norm 0 counts as within the clip norm; padding counts as neither.
 
@@ -129,6 +137,10 @@ class QuantileClip(ClipRule):
 
     Raises:
       ValueError: if an argument is not a finite number in its range.
+
+    Warns:
+      UserWarning: where the rule is used, if the noise on the count is too large for
+        the target, so that C strays from the quantile by a factor of 2 or more.
 
     >>> rule = QuantileClip(target_quantile=0.5, initial_norm=0.1)
     >>> state = rule.next_state(rule.initial_state(), tf.constant([0.3]))
@@ -214,7 +226,7 @@ class QuantileClip(ClipRule):
             quantile = tf.clip_by_value(
                 _schedules.value_at(quantile, state[1]), 0.0, 1.0
             )
-        error = tf.clip_by_value(fractions, 0.0, 1.0) - quantile
+        error = tf.clip_by_value(fractions - quantile, -1.0, 1.0)
         if self.update == "geometric":
             moved = clip_norm * tf.exp(-self.learning_rate * error)
         else:
@@ -236,8 +248,33 @@ class QuantileClip(ClipRule):
         if self.update == "geometric":
             moved = math.log(first / last)
         mean = self.target_quantile + moved / (self.learning_rate * steps)
-        # Outside of this range a checkpoint or a bound of the norm moved C.
-        return mean if -1e-3 <= mean <= 1.001 else math.nan
+        # No step moves C by more: a checkpoint did, or a bound of the norm.
+        return mean if abs(mean - self.target_quantile) <= 1.001 else math.nan
+
+    def check_noise(self, stddevs: Sequence[float]) -> None:
+        target, rate = self.target_quantile, self.learning_rate
+        if isinstance(target, Schedule) or self.update != "geometric":
+            return
+        noise = stddevs[0]
+        # Beyond the quantile at most min(q, 1 - q) pulls C back: ln C then has an
+        # exponential tail of scale least / min(q, 1 - q) * ln 2, as a random walk with
+        # drift has. Above 1, noise is limited, and weakens the pull by 0.8 / noise.
+        least = rate * noise * min(noise, 1.25) / (2 * math.log(2))
+        room = min(target, 1 - target)
+        if least <= room:
+            return
+        factor = 2 ** min(least / max(room, 1e-9), 40)
+        # Two digits, rounded away from the limit.
+        nearest = float(f"{1.05 * least:.1e}")
+        line = f"target_quantile={min(max(target, nearest), 1 - nearest):.6g}"
+        if nearest > 0.5:
+            line = f"learning_rate={0.95 * rate * room / least:.1e}"
+        warnings.warn(
+            f"target_quantile={target:g} is out of reach: noise of {noise:.3g} on the "
+            "fraction of unclipped records lets the clip norm stray by a factor of "
+            f"{factor:.3g}. Use larger batches or cohorts, or write {line}.",
+            stacklevel=2,
+        )
 
     def count_stddevs(
         self, records_per_step: float, private: bool = True

@@ -6,18 +6,19 @@ from typing import Any
 
 from tfdpclip import _arguments, _schedules
 from tfdpclip._arguments import shown
-from tfdpclip._tensorflow_privacy import in_place_of
 from tfdpclip.clipping.base import ClipRule, registered_rules
 from tfdpclip.clipping.bounds import check_rule
 from tfdpclip.clipping.rules import FixedClip
+from tfdpclip.tensorflow_privacy import as_clip, in_place_of
 
 
 def as_rule(clip: Any, name: str = "clip") -> ClipRule:
     """The rule meant by `clip`: a rule, a clip norm, or a rule's serialised form.
 
     Args:
-      clip: a clip rule, a number above 0, a Keras schedule, or a result of
-        `serialize_rule`.
+      clip: a clip rule, a number above 0, a Keras schedule, a result of
+        `serialize_rule`, or a query of tensorflow-privacy, whose rule counts and not
+        its noise.
       name: the argument's name, for errors.
 
     Raises:
@@ -27,6 +28,7 @@ def as_rule(clip: Any, name: str = "clip") -> ClipRule:
     >>> as_rule(1.5)
     FixedClip(norm=1.5)
     """
+    clip = as_clip(clip) or clip
     if isinstance(clip, ClipRule):
         return check_rule(clip, name)
     if isinstance(clip, dict) and "module" not in clip:

@@ -2,7 +2,6 @@
 
 from typing import NoReturn as _NoReturn
 
-from tfdpclip._tensorflow_privacy import in_place_of as _in_place_of
 from tfdpclip.keras.isolation import check_isolation
 from tfdpclip.keras.normalization import FrozenBatchNormalization, convert_batchnorm
 from tfdpclip.keras.optimizers import (
@@ -32,6 +31,7 @@ from tfdpclip.keras.watching.adapted_layers import public_statistics
 from tfdpclip.keras.watching.private_state import PrivateStateWarning
 from tfdpclip.keras.workers import WorkerLostError, multi_worker_strategy
 from tfdpclip.noise.runs import CorrelatedNoise
+from tfdpclip.tensorflow_privacy import in_place_of as _in_place_of
 
 __all__ = [
     "CorrelatedNoise",

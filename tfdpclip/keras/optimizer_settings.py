@@ -20,7 +20,6 @@ from tfdpclip._arguments import (
     shown,
 )
 from tfdpclip._schedules import Schedule, as_config, setting, value_at
-from tfdpclip._tensorflow_privacy import refuse_arguments
 from tfdpclip.clipping import ClipRule, QuantileClip, as_rule, serialize_rule
 from tfdpclip.gradients.engine import DEFAULT_MEMORY
 from tfdpclip.gradients.loss.state import PublicVariables
@@ -28,6 +27,7 @@ from tfdpclip.mechanism import Mechanism
 from tfdpclip.noise import GaussianNoise
 from tfdpclip.noise.kept import MatrixNoise
 from tfdpclip.noise.runs import CorrelatedNoise, as_run
+from tfdpclip.tensorflow_privacy import refuse_arguments
 
 #: The clip rule without an argument `clip`. The paper's median, unnormalised and from
 #: 0.1, lost up to 8 points to tuned clip norms: "Which clip?" in docs/clipping.md.

@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from tfdpclip import _keras_marks
 from tfdpclip._arguments import shown
-from tfdpclip._tensorflow_privacy import in_place_of
 from tfdpclip.keras import _compat
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
 from tfdpclip.keras.updates import fused_update_step
+from tfdpclip.tensorflow_privacy import in_place_of
 
 _ARGUMENTS = """
     Privacy arguments, for every optimizer of this module:

@@ -31,11 +31,8 @@ def starts(rounds: Rounds, clients: int) -> Iterator[Start]:
 def _cohort(rounds: Rounds, state: Any, clients: int, within: float) -> list:
     """Clients, of whom a share `within` is within the clip norm, the rest beyond it.
 
-    At least one client is beyond it, so that a fraction of 1 is not clamped.
+    At least one client is beyond it.
     """
-    if clients == 1:
-        # A client who does not count, since either bit would give a clamped fraction.
-        return [rounds.value(np.full(rounds.layout.size, math.nan))]
     rng = np.random.default_rng(0)
     norms = _norms(rounds, state)
     few = min(round(within * clients), clients - 1)
@@ -73,7 +70,7 @@ class Start:
                     f"their stddev is {dial.share:.3g} steps. Use "
                     "SecureSettings(bits=24) or more."
                 )
-        # Small enough that no fraction is clamped.
+        # Small enough that a clip rule does not limit its step.
         share = max(rounds.count_stddevs, default=0.0)
         share /= rounds.factory.clients_per_round
         step = 0.25 / max(1.0, 4 * share)

@@ -26,8 +26,8 @@ from tfdpclip.testing.probe import (
 _TOLERANCE = 0.02
 # If no record comes this near to the limit, the records may be too short to be clipped.
 _NEAR_THE_LIMIT, _HEAVY = 0.9, 1000
-# The levels of the noise. The clip rule's update is not linear in its noise (fractions
-# are clamped), so it is measured on both sides, close to 0.
+# The levels of the noise. The clip rule's update is not linear in its noise, so it
+# is measured on both sides, close to 0.
 _NEAR = 0.01
 _LEVELS = (0.0, 1.0, _NEAR, -_NEAR)
 

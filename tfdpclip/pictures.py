@@ -10,6 +10,7 @@ import math
 import os
 import pathlib
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 from tfdpclip import files

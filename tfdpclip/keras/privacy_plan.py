@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from tfdpclip import _arguments, pictures
 from tfdpclip._docs import see
-from tfdpclip._tensorflow_privacy import ARGUMENTS
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.accounting.plan import BudgetPlan
@@ -50,6 +49,7 @@ from tfdpclip.sampling.allocation import RandomAllocation
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
 from tfdpclip.sampling.capacity import fit_capacity
+from tfdpclip.tensorflow_privacy import ARGUMENTS
 
 _LINES = "    model.compile(plan.optimizer(), loss)\n    plan.fit(model, (x, y))"
 _LOOP = (

@@ -13,6 +13,7 @@ DOORS = {
     "tfdpclip/keras/_keras2.py": "Keras 2's",
     "tfdpclip/keras/_keras3.py": "Keras 3's",
     "tfdpclip/federated/_tff.py": "TensorFlow Federated's",
+    "tfdpclip/tensorflow_privacy.py": "tensorflow-privacy's queries'",
 }
 _PRIVATE_MODULES = ("tensorflow.python", "tensorflow.core", "keras.src", "keras.engine")
 _BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}

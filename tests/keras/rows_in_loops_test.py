@@ -585,7 +585,7 @@ class TestStepsOfALedger:
     @pytest.mark.parametrize("given", ["element", "arrays"])
     @pytest.mark.parametrize("kept", [False, True])
     def test_two_steps_of_train_on_batch_on_one_draw_are_found(self, kept, given):
-        """Keras's step does not see the element, so the numbers are compared."""
+        """Where the step does not know its element, the numbers are compared."""
         model, data = self._trained_on_batches(), batches()
         ledger = self._ledger(data)
         elements = data.take(3)
@@ -594,12 +594,18 @@ class TestStepsOfALedger:
                 [t.numpy() for t in tf.nest.flatten(element)] for element in elements
             )
         order = list(elements) * 2 if kept else (e for e in elements for _ in range(2))
-        with pytest.raises(PrivacyMismatchError, match="draws that earlier steps had"):
+        found = "draws that earlier steps had|would be made of one draw"
+        with pytest.raises(PrivacyMismatchError, match=found) as error:
             for x, y, w in order:
                 with ledger.step():
                     model.train_on_batch(x, y, w)
+        ran = 3 if kept else 1
+        if "would be" in str(error.value):
+            assert model.optimizer.iterations.numpy() == ran
+            assert ledger.steps == ran + 1  # The refused step was reserved.
+            return
         # The step and the first step of its draw, as if of all records, too.
-        assert ledger.steps == (6 if kept else 4)
+        assert ledger.steps == ran + 3
         assert ledger.phases[0].sampling == sampling.FullBatch()
 
     @pytest.mark.parametrize("looked", [True, False])

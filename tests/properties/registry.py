@@ -94,6 +94,7 @@ ACCOUNTING = {
     "PrivacyMismatchError": None,
     "PrivacyStatement": None,
     "AttackBounds": None,
+    "PastRun": None,
     "RoundBudget": case(
         accounting.RoundBudget,
         _={"free": ("clip",), "unbounded": ("epsilon",), "fixed": ("ledger",)},
@@ -228,6 +229,16 @@ ACCOUNTING = {
     "split_noise_multiplier": case(
         accounting.split_noise_multiplier, noise_multiplier=1.0, count_stddevs=[5.0]
     ),
+    "past_run": case(
+        accounting.past_run,
+        _=LIMITS,
+        number_of_examples=100,
+        batch_size=10,
+        num_epochs=1.0,
+        noise_multiplier=1.0,
+        delta=1e-5,
+        used_microbatching=False,
+    ),
     "attack_bounds": case(
         accounting.attack_bounds,
         event=sampling.Poisson(0.1).event(1.0, 3),
@@ -235,6 +246,7 @@ ACCOUNTING = {
     ),
     "attack_bounds_of": case(
         accounting.attack_bounds_of,
+        _={"unbounded": ("epsilon",)},
         epsilon=1.0,
         delta=1e-5,
         false_positive_rates=(0.001, 0.01),

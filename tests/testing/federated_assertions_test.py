@@ -202,12 +202,6 @@ def test_a_longer_audit(rule, way):
             lambda f: testing.assert_aggregator_noise(f(), WIDE, false_alarm=np.nan),
             "false_alarm",
         ),
-        (
-            lambda f: testing.assert_aggregator_noise(
-                federated.clipped_mean(1.0, 10, QUANTILE_LOUD), WIDE
-            ),
-            "factory has noise of stddev 2",
-        ),
         (lambda f: testing.audit_aggregator(f(z=0.0)), "noise_multiplier 0"),
         (lambda f: testing.audit_aggregator(f(), canaries=9), "canaries"),
         (lambda f: testing.audit_aggregator(f(), SMALL, canaries=20), "canaries"),

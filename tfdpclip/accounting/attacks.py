@@ -113,7 +113,8 @@ def attack_bounds_of(
     >>> attack_bounds_of(math.log(3), 0.0).true_positive_rates
     (0.003, 0.03)
     """
-    epsilon = _arguments.target_epsilon(epsilon) if epsilon else 0.0
+    nothing = _arguments.real(epsilon) == 0
+    epsilon = 0.0 if nothing else _arguments.target_epsilon(epsilon)
     delta = _arguments.fraction("delta", delta)
     rates = _checked(false_positive_rates)
     if epsilon > 500:

@@ -118,7 +118,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             with drawn_rows.released():
                 return EagerGradients(loss, var_list, tape, perturbation)
         loss = tf.convert_to_tensor(loss)
-        drawn_rows.refuse_second_in_fit(loss.graph)
+        drawn_rows.refuse_second_in_fit(loss.graph, self._step_history.identity)
         with replicas.mark_loss_ops():
             return self._records_in_graph(loss, var_list, perturbation)
 

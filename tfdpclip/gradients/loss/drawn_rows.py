@@ -190,10 +190,10 @@ def present_in_graph(
         return _of_weights(graph, _CURRENT.weights[-1], expected)
     if not sources or not _tf_private.is_function_graph(graph):
         return None
+    found = next(filter(None, map(_taken_in_graph, sources)), None)
     if _keras_marks.calling("train_on_batch") is not None:
         # Keras 2 gives its function an iterator over the batch.
-        return _of_taken(graph, expected)
-    found = next(filter(None, map(_taken_in_graph, sources)), None)
+        return _of_taken(graph, expected, found and found[0])
     if found is None and all(s.op.type in ops.ITERATORS for s in sources):
         # The data are not drawn, whichever elements the functions around have.
         return None
@@ -330,24 +330,29 @@ def _are_of_other_iterators(sources: Sequence[tf.Tensor], weights: Any) -> bool:
     )
 
 
-def refuse_second_in_fit(graph: tf.Graph) -> None:
+def refuse_second_in_fit(graph: tf.Graph, optimizer: str) -> None:
     """Raises if a `train_step` makes a second private step of its element.
 
     Args:
       graph: the graph of the loss.
+      optimizer: the identity of the optimizer; another optimizer's step is reported by
+        the callback of the run, which may be told to leave it out.
     """
     weights = tf.nest.flatten(_CURRENT.weights[-1:])
     if None not in weights and not any(map(_tf_private.is_eager, weights)):
-        _refuse_second(graph, weights, _IN_ONE_STEP)
+        _refuse_second(graph, weights, _IN_ONE_STEP, optimizer)
 
 
 def _refuse_second(
-    graph: tf.Graph, weights: Sequence[tf.Tensor], message: str = _TWICE
+    graph: tf.Graph,
+    weights: Sequence[tf.Tensor],
+    message: str = _TWICE,
+    optimizer: str = "",
 ) -> None:
     before = _RELEASED.setdefault(graph, set())
-    if weights and weights[0].ref() in before:
+    if weights and (weights[0].ref(), optimizer) in before:
         raise PrivacyMismatchError(message)
-    before.update(w.ref() for w in weights[:1])
+    before.update((w.ref(), optimizer) for w in weights[:1])
 
 
 def _of_weights(graph: Any, weights: Any, expected: ExpectedRecords) -> tf.Tensor:
@@ -397,14 +402,22 @@ def _by_record(weights: Any, rows_each: int) -> tf.Tensor:
 # Way 3: eager code has taken the element.
 
 
-def _of_taken(graph: Any, expected: ExpectedRecords) -> tf.Tensor | None:
-    """The mask of the element that eager code takes before the call of the function."""
+def _of_taken(
+    graph: Any, expected: ExpectedRecords, weights: list[tf.Tensor] | None = None
+) -> tf.Tensor | None:
+    """The mask of the element that eager code takes before the call of the function.
+
+    Args:
+      graph: the graph of the loss.
+      expected: how many records the loss is of.
+      weights: the weights that the step is given, if not by its arguments.
+    """
     around = _tf_private.function_around(graph)
     called = _called_from_outside(around)
     if called is None:
         return None
     on_batch = _keras_marks.calling("train_on_batch") is not None
-    own = _weights_given(around)
+    own = weights or _weights_given(around)
     if _replicas() > 1:
         if own is None:
             return None

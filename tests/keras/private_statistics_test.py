@@ -526,7 +526,7 @@ class TestPeople:
     @pytest.mark.parametrize(
         "ids, words",
         [
-            ([1, 2, 3], r"people has 3 people.*PrivateStatistics\(examples=3"),
+            ([1, 2, 3], r"people has 3 people.*PrivateStatistics\(\.\.\., examples=3"),
             ([1.5, 2.0], "integers or texts"),
             (["a", "nan"], "missing id"),
             ("person_id", "one id for each"),

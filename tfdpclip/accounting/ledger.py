@@ -476,7 +476,7 @@ class Ledger(Spending):
         self.save()
         raise PrivacyMismatchError(
             f"{problem} Begin with the batches of the loop: ledger.begin("
-            "sampling=batches, ...)." + see("batches-drawn-another-way")
+            "..., sampling=batches)." + see("batches-drawn-another-way")
         )
 
     def _compare_orders(self, uses: list[element_uses.Use]) -> None:
@@ -625,8 +625,8 @@ class Ledger(Spending):
         self.save()
         raise PrivacyMismatchError(
             f"{problem} Begin with the settings of the optimizer: "
-            "ledger.begin(noise_multiplier=optimizer.noise_multiplier, "
-            "unit=optimizer.unit, ...); for a schedule, with the number of every "
+            "ledger.begin(..., noise_multiplier=optimizer.noise_multiplier, "
+            "unit=optimizer.unit); for a schedule, with the number of every "
             "step, and change=True." + see("epsilon-that-means-something-else")
         )
 
@@ -670,8 +670,8 @@ class Ledger(Spending):
         if others:
             problem += f"elements drawn by {others[0].describe()}."
             advice = (
-                "Begin with the batches of the loop: ledger.begin(sampling=batches, "
-                "...)." + see("batches-drawn-another-way")
+                "Begin with the batches of the loop: ledger.begin(..., "
+                "sampling=batches)." + see("batches-drawn-another-way")
             )
         else:
             problem += "draws that earlier steps had used."

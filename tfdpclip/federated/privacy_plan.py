@@ -288,7 +288,7 @@ class PrivacyPlan(BudgetPlan):
         if cohorts.population != self.population:
             raise ValueError(
                 f"client_ids has {cohorts.population} clients, the plan is for "
-                f"{self.population}: PrivacyPlan(population={cohorts.population}, ...)."
+                f"{self.population}: PrivacyPlan(..., population={cohorts.population})."
             )
 
     def _refuse_unseen(self) -> None:

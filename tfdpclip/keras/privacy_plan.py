@@ -425,7 +425,7 @@ class PrivacyPlan(BudgetPlan):
         if batches.population != self.examples:
             raise ValueError(
                 f"data has {batches.population} {self._RECORDS}, the plan is for "
-                f"{self.examples}: PrivacyPlan(examples={batches.population}, ...)."
+                f"{self.examples}: PrivacyPlan(..., examples={batches.population})."
             )
 
     def _check_same_people(self, ids: np.ndarray) -> None:

@@ -182,7 +182,7 @@ class PrivateStatistics(ShownAsText):
         if len(counts) != self._examples:
             raise ValueError(
                 f"people has {len(counts)} people, and examples counts people: "
-                f"PrivateStatistics(examples={len(counts)}, ...)."
+                f"PrivateStatistics(..., examples={len(counts)})."
             )
         owners = np.reshape(owners, -1)
         # The person of each row, and the number of rows of that person.

@@ -127,6 +127,21 @@ def test_calls_in_messages_are_code():
     assert not wrong
 
 
+def test_an_error_is_at_most_60_words():
+    long = []
+    for path in sorted(_ROOT.rglob("*.py")):
+        raised = (
+            n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Raise)
+        )
+        for node in raised:
+            call = node.exc
+            texts = map(_text, call.args) if isinstance(call, ast.Call) else ()
+            words = sum(len(text.split()) for text in texts if text)
+            if words > 60:
+                long.append((path.name, node.lineno, words))
+    assert not long
+
+
 def test_most_messages_with_advice_are_read():
     """The tests above see blocks and calls, not an empty list."""
     assert len(_BLOCKS) >= 6

@@ -151,14 +151,11 @@ class OptimizerVariables(OptimizerSettings):
         raise ValueError(
             f"This {type(self).__name__} was built for other variables, and cannot "
             f"train {new[0]!r}{more}: layers were made, unfrozen or given LoRA since, "
-            "or the optimizer was used with another model. For steps that train parts "
-            "of the variables in turn, call optimizer.build(all_variables) before the "
-            "first. Make a new optimizer for each model and each phase, and compile: "
-            "model.compile(plan.optimizer(...), loss). Steps of the old and the new "
-            "optimizer add up in one ledger: fit with plan.callbacks of the same plan, "
-            "or with a PrivacyBudget of the same ledger. For other settings make a "
-            "second plan, PrivacyPlan(..., ledger=plan.ledger, allow_change=True): "
-            "see docs/plan.md#a-second-phase."
+            "or the optimizer had another model. To train parts in turn, call "
+            "optimizer.build(all_variables) first. Else make an optimizer for each "
+            "phase: model.compile(plan.optimizer(...), loss); the steps of both add up "
+            "in one ledger, with callbacks of the same plan. See "
+            "docs/plan.md#a-second-phase."
         )
 
     def _make_sums(self, local: _ReplicaState, var_list: list[tf.Variable]) -> None:

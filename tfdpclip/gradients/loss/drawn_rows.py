@@ -73,10 +73,10 @@ _IN_ONE_STEP = (
     + see("two-steps-on-one-draw")
 )
 _UNDEALT = (
-    "This step is taken under a strategy, and the batch of a replica is drawn, but is "
-    "not the replica's part of a draw: the step may be of several draws, with a record "
-    "in it more than once, or of a draw that was used before. Deal out each draw, and "
-    "give the parts to the replicas (under OneDeviceStrategy, iterate batches):\n"
+    "This step is taken under a strategy, and the drawn batch of a replica is "
+    "not the replica's part of a draw: the step may mix draws, with a record in it "
+    "twice, or repeat a draw. Deal out each draw (under OneDeviceStrategy, iterate "
+    "batches):\n"
     "    for element in batches.distribute(strategy): step(element)\n"
     "    @tf.function\n"
     "    def step(element): strategy.run(replica_step, args=element)"

@@ -375,12 +375,11 @@ class _Walker:
     def _refuse_scale(self, op, factor):
         raise LossStructureError(
             f"The loss is scaled by {factor.name!r} in {op.name!r}, which depends on "
-            "the data of the whole batch (a mean over the unmasked entries of a batch "
-            "does this): each example's gradient would depend on the others. "
-            "Divide by a constant; or each example's sum by its own number: axis=-1 in "
-            "both tf.reduce_sum, axis=(1, 2, 3) of images; or, where Keras divides by "
-            "a mask, compile with loss=dpc.keras.PerExampleLoss("
-            "tf.keras.losses.MeanSquaredError()), or with the loss that you have."
+            "the data of the whole batch (such as a mean over unmasked entries), and "
+            "so would each gradient. Divide each example's sum by its own number: "
+            "axis=-1 in both tf.reduce_sum, axis=(1, 2, 3) of images; or, where Keras "
+            "divides by a mask, compile with loss=dpc.keras.PerExampleLoss("
+            "tf.keras.losses.MeanSquaredError())."
             + see("losses-that-divide-by-the-batch")
         )
 

@@ -380,8 +380,8 @@ def _refuse(name: str, writer: tf.Operation):
     raise ExampleIsolationError(
         f"The loss reads the variable {name!r}, and {writer.name!r} (a {writer.type}) "
         "writes to it values that may depend on a batch: they would reach further "
-        "gradients without clipping or noise. A metric's result in a loss, a memory "
-        "bank and stateful=True do this. Compute the value from each example alone "
+        "gradients without clipping or noise. A metric in a loss, a memory bank and "
+        "stateful=True do this. Compute the value from each example alone "
         "(stateful=False), or, if the written values are public, say so: "
         f"dpc.keras.DPSGD(..., public_variables=[{_plain(name)!r}])."
         + see("state-that-a-loss-reads")

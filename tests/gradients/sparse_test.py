@@ -92,14 +92,13 @@ def step_of(model, hidden, rule):
         (product, features),
         (squared, features),
         (positive, features),
-        (normalised, features),
         (dense, features),
         (twice, features),
         (looked_up("sum"), ids),
         (looked_up("mean"), ids),
         (looked_up("sqrtn"), ids),
     ],
-    ids="product squared positive normalised dense twice sum mean sqrtn".split(),
+    ids="product squared positive dense twice sum mean sqrtn".split(),
 )
 @pytest.mark.thinned(9)
 def test_examples_of_a_sparse_batch_are_clipped_one_by_one(hidden, data, first):
@@ -125,6 +124,12 @@ def test_examples_of_a_sparse_batch_are_clipped_one_by_one(hidden, data, first):
     sums = np.concatenate([np.ravel(tf.convert_to_tensor(s)) for s in sums])
     weights = rule.weights(found, rule.initial_state()).numpy()
     np.testing.assert_allclose(sums, weights @ gradients, rtol=1e-4, atol=1e-6)
+
+
+def test_a_softmax_of_the_entries_is_refused():
+    """No layer has the op, and the table of ops does not."""
+    with pytest.raises(ExampleIsolationError, match="SparseTensorDenseMatMul"):
+        step_of(Model(), normalised, dpc.FixedClip(1.0))(features())
 
 
 TRAINED = {

@@ -1,5 +1,6 @@
 """Loops whose variables cannot be recorded fall back to a Jacobian, and say so."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -110,7 +111,6 @@ WITHOUT_RULE = {
     "used_again_from_the_loop": used_again_from_the_loop,
     "scaled_by_the_step": scaled_by_the_step,
     "in_a_branch_of_the_body": in_a_branch_of_the_body,
-    "one_example_a_step": one_example_a_step,
 }
 
 
@@ -118,6 +118,13 @@ WITHOUT_RULE = {
 def test_what_cannot_be_recorded_falls_back_and_says_so(name):
     per_example, variables, data = WITHOUT_RULE[name]()
     with pytest.warns(JacobianFallbackWarning, match="while|While|map"):
+        check_engine(per_example, variables, data)
+
+
+@pytest.mark.slow
+def test_a_loop_over_the_examples_runs_for_each_example_alone():
+    per_example, variables, data = one_example_a_step()
+    with pytest.warns(OneByOneWarning, match="map"):
         check_engine(per_example, variables, data)
 
 
@@ -142,15 +149,14 @@ def test_a_fallback_next_to_a_recorded_loop():
 
 
 @pytest.mark.slow
-def test_a_compiled_loop_without_rules_is_refused_before_it_is_compiled():
-    """Compiling the loop would end the process."""
-    w = variable(3)
+def test_a_compiled_loop_over_the_examples_has_the_norms_of_each_alone():
+    w, x = variable(3), randoms(4, 3)
 
-    @tf.function(jit_compile=True, autograph=False)
     def norms(x):
         losses = tf.map_fn(lambda row: tf.reduce_sum(tf.sort(row * w) ** 2), x)
         return per_example_norms(losses, [w])
 
-    warned = pytest.warns(JacobianFallbackWarning)
-    with warned, pytest.raises(NotImplementedError, match="jit_compile"):
-        norms(randoms(4, 3))
+    with pytest.warns(OneByOneWarning):
+        found = tf.function(norms, jit_compile=True, autograph=False)(x)
+    exact = np.linalg.norm(2 * x**2 * w.numpy(), axis=1)
+    np.testing.assert_allclose(found, exact, rtol=1e-5)

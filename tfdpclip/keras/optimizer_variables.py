@@ -151,8 +151,8 @@ class OptimizerVariables(OptimizerSettings):
         raise ValueError(
             f"This {type(self).__name__} was built for other variables, and cannot "
             f"train {new[0]!r}{more}: layers were made, unfrozen or given LoRA since, "
-            "or the optimizer had another model. To train parts in turn, call "
-            "optimizer.build(all_variables) first. Else make an optimizer for each "
+            "or it was used with another model. To train parts in turn, call "
+            "optimizer.build(all_variables) first. Else make a new optimizer for each "
             "phase: model.compile(plan.optimizer(...), loss); the steps of both add up "
             "in one ledger, with callbacks of the same plan. See "
             "docs/plan.md#a-second-phase."

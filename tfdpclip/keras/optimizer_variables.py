@@ -151,9 +151,9 @@ class OptimizerVariables(OptimizerSettings):
         raise ValueError(
             f"This {type(self).__name__} was built for other variables, and cannot "
             f"train {new[0]!r}{more}: layers were made, unfrozen or given LoRA since, "
-            "or it was used with another model. To train parts in turn, call "
+            "or used with another model. To train parts in turn: "
             "optimizer.build(all_variables) first. Else make a new optimizer for each "
-            "phase: model.compile(plan.optimizer(...), loss); the steps of both add up "
+            "phase: model.compile(plan.optimizer(...), loss). The steps of both add up "
             "in one ledger, with callbacks of the same plan. See "
             "docs/plan.md#a-second-phase."
         )

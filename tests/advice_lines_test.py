@@ -64,7 +64,7 @@ def test_an_advised_block_of_code_is_code(block):
     # A sentence may follow in the last line: "... See docs/pitfalls.md#...".
     code = re.sub(r" (See docs/|A step compiled).*$", "", block, flags=re.S)
     code = re.sub(r":$", ": ...", code)
-    ast.parse(code)
+    assert ast.parse(code).body
 
 
 def test_names_in_messages_are_names_of_the_library():

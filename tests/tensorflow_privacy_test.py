@@ -69,6 +69,12 @@ def test_thirty_rounds_without_noise_give_the_same_numbers(query):
         assert float(mechanism.rule.clip_norm(state)) == pytest.approx(clip, rel=5e-6)
 
 
+def test_a_query_with_two_divisors_is_refused():
+    with pytest.raises(ValueError, match="denominator=10 .*expected_num_records=20"):
+        from_query(tfp.NormalizedQuery(adaptive(), 10.0))
+    assert from_query(tfp.NormalizedQuery(adaptive(), 20.0)).records == 20
+
+
 def test_the_noise_of_sum_and_count_is_that_of_the_query():
     mechanism = mechanism_of(adaptive(z=1.1, stddev=3.0))
     assert mechanism.count_stddevs == (3.0,)

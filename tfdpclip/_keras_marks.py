@@ -38,8 +38,15 @@ STEP_FUNCTIONS = ("one_step_on_data", "run_step")
 
 
 def calling(method: str) -> types.FrameType | None:
-    """The frame of the running call of a method of a model, such as `fit`, or None."""
+    """The frame of the running call of Keras's method of a model, or None.
+
+    Args:
+      method: the name, such as "fit". A user's function of the same name does not count.
+    """
     frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_name != method:
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__"))
+        if frame.f_code.co_name == method and module.startswith(MODULES):
+            break
         frame = frame.f_back
     return frame

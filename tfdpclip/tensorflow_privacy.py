@@ -183,7 +183,15 @@ def from_query(query: Any, records: float | None = None) -> QuerySettings:
     read = {key.strip("_"): value for key, value in vars(type(query)).items()}
     read |= {key.strip("_"): value for key, value in vars(query).items()}
     if name == "NormalizedQuery":
-        return from_query(read["numerator"], float(read["denominator"]))
+        divisor = float(read["denominator"])
+        settings = from_query(read["numerator"], divisor)
+        if settings.records != divisor:
+            raise ValueError(
+                f"denominator={divisor:g} of the query differs from its "
+                f"expected_num_records={settings.records:g}; sums and counts have one "
+                "divisor here. Write the same number in both."
+            )
+        return settings
     if name == "RestartQuery":
         return from_query(read["inner_query"], records)
     if name in _READERS:

@@ -90,3 +90,16 @@ def test_a_clip_norm_at_its_bound_is_said():
         model = tf.keras.Sequential([tf.keras.Input([25]), tf.keras.layers.Dense(1)])
         model.compile(plan.optimizer(learning_rate=0.1, clip=clip), "mse")
         plan.fit(model, (x, x[:, :1]), verbose=0)
+
+
+def test_an_optimizer_of_more_groups_than_the_model_trains_is_not_followed():
+    parts = [tf.keras.layers.Dense(2), tf.keras.layers.Dense(2)]
+    for part in parts:
+        part.build((None, 2))
+    variables = [v for part in parts for v in part.trainable_variables]
+    plan = dpc.keras.PrivacyPlan(3, 1e-5, 100, 10, 1)
+    clip = dpc.LayerwiseClip(dpc.FixedClip(1.0))
+    made = plan.optimizer(learning_rate=0.1, clip=clip)
+    made.build(variables)
+    assert RandomWalk(made, variables).follows
+    assert not RandomWalk(made, parts[0].trainable_variables).follows

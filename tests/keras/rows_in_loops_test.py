@@ -885,3 +885,19 @@ class TestNoiseOfALedger:
     def test_a_fixed_seed_is_noted(self):
         self._train(noise_multiplier=2.0, seed=1)
         assert "not private" in str(self.ledger.statement())
+
+
+def test_a_function_of_the_users_is_not_keras_train_on_batch():
+    """Traced in a function of that name, a step knows its records outside of it too."""
+    step = Counting()
+    made = tf.function(lambda x: step.take_step(x))
+
+    def train_on_batch(x):
+        made(x)
+
+    for number, (x, _, _) in enumerate(batches()):
+        if number:
+            made(x)
+        else:
+            train_on_batch(x)
+    assert step.moved == pytest.approx(drawn(), abs=1e-3)

@@ -11,8 +11,9 @@ from tfdpclip._variables import all_unwrapped
 from tfdpclip.keras import _compat
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
 
-# Coordinates of a variable that are looked at, and coordinates of a simulation.
-_LOOKED_AT, _SIMULATED = 200_000, 20_000
+# Coordinates of a variable that are looked at, and coordinates of a simulation: so many
+# that a step of the simulation takes a few hundredths of a millisecond.
+_LOOKED_AT, _SIMULATED = 200_000, 4000
 
 
 class RandomWalk:
@@ -38,6 +39,8 @@ class RandomWalk:
             and optimizer.noise is None
             and int(optimizer.iterations.numpy()) == 0
             and min(optimizer.noise_stddevs.values()) > 0
+            # An optimizer may be built for more variables than the model trains.
+            and len(optimizer.clip.assignment or variables) == len(variables)
         )
         if not self.follows:
             return
@@ -50,7 +53,8 @@ class RandomWalk:
             # Variances of weight and velocity, and their covariance.
             self._moments = np.zeros([3, groups])
         else:
-            self._moments = np.zeros([3, groups, max(1000, _SIMULATED // groups)])
+            shape = [3, groups, max(1000, _SIMULATED // groups)]
+            self._moments = np.zeros(shape, np.float32)
         self._random = np.random.default_rng(0)
         self._last = self._stddevs()
 
@@ -119,11 +123,12 @@ class RandomWalk:
 
     def _advance_adam(self, step: int, rate: float, noise: np.ndarray) -> None:
         made, (weight, mean, square) = self._optimizer, self._moments
-        gradient = noise[:, None] * self._random.standard_normal(weight.shape)
+        gradient = self._random.standard_normal(weight.shape, np.float32)
+        gradient *= noise[:, None].astype(np.float32)
         mean += (1 - made.beta_1) * (gradient - mean)
         square += (1 - made.beta_2) * (np.square(gradient) - square)
         rate *= (1 - made.beta_2 ** (step + 1)) ** 0.5 / (1 - made.beta_1 ** (step + 1))
-        weight -= rate * mean / (np.sqrt(square) + made.epsilon)
+        weight -= np.float32(rate) * mean / (np.sqrt(square) + made.epsilon)
 
 
 def _is_sgd(optimizer: Any) -> bool:

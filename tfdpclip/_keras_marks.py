@@ -41,7 +41,7 @@ def calling(method: str) -> types.FrameType | None:
     """The frame of the running call of Keras's method of a model, or None.
 
     Args:
-      method: the name, such as "fit". A user's function of the same name does not count.
+      method: the name, such as "fit". A user's function of that name does not count.
     """
     frame = inspect.currentframe()
     while frame is not None:

@@ -25,8 +25,8 @@ SAMPLING = ("poisson", "random_allocation", "fixed_size", "shuffled", "fixed_ord
 # noise: chosen on twelve tasks at epsilon 1 and 3, docs/results/nothing_to_tune.
 _STEPS, _EPOCHS, _LEAST_EPOCHS, _FEW_RECORDS, _LEAST_BATCH = 500, 40, 10, 10_000, 16
 _WALK, _FEW_WEIGHTS = 0.4, 10_000
-# A rate this many times above or below the plan's is worth a warning. Adam's usual 0.001
-# is 12 to 18 times below, and learns slowly.
+# A rate this many times above or below the plan's is worth a warning. Adam's usual
+# 0.001 is 12 to 18 times below, and learns slowly.
 _FAR = 30.0
 #: The clip rule beside a learning rate of the plan. Norms of 1 to 3 differ little; a
 #: quantile falls below the norms of rare classes, and its counts cost small batches

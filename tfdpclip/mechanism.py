@@ -39,7 +39,6 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from tfdpclip import accounting
 from tfdpclip._arguments import non_negative, positive, shown
 from tfdpclip._docs import see
 from tfdpclip._schedules import setting, value_at
@@ -173,10 +172,10 @@ class Mechanism:
         #: s_k of every count; under a schedule, those of step 0.
         self.count_stddevs = tuple(counts)
         if first > 0:
-            self.count_stddevs = accounting.count_stddevs(rule, self.records, first)
+            self.count_stddevs = noise_split.count_stddevs(rule, self.records, first)
         self._split = 0.0
         if first > 0:
-            self._split = accounting.split_noise_multiplier(first, self.count_stddevs)
+            self._split = noise_split.split_noise_multiplier(first, self.count_stddevs)
 
     def gradient_noise_multiplier(self, step: Any = 0) -> Any:
         """z_g, the part of z that the counts leave for the sums.
@@ -200,7 +199,7 @@ class Mechanism:
     def _raised(self, z: tf.Tensor) -> tf.Tensor:
         """The factor of the default noise on counts under a schedule's z.
 
-        As in `accounting.count_stddevs`; 1 if the chosen counts take all of z.
+        As in `noise_split.count_stddevs`; 1 if the chosen counts take all of z.
         """
         chosen, free = self._precisions
         room = noise_split.DEFAULT_SHARE * (1.0 - (chosen * z) ** 2)

@@ -13,7 +13,7 @@ FLOORS = [
     ["_version", "_docs", "_outside", "_keras_marks", "_tf_private"]
     + ["_variables", "_sealed", "_progress", "_notebook"],
     ["_arguments", "_constants", "_devices", "files"],
-    ["_schedules", "_data", "pictures"],
+    ["_schedules", "_data", "pictures", "kernel"],
     ["correlated"],
     ["clipping", "sampling"],
     ["accounting"],
@@ -27,7 +27,7 @@ FLOORS = [
     ["tff_tasks", "keras_examples", "benchmarks"],
 ]
 # The rooms of `gradients`, from the ground up.
-ROOMS = ["errors", "graph", "flows", "loss", "forms", "rules", "proof", "checks"]
+ROOMS = ["errors", "graph", "flows", "loss", "forms", "rules", "proof"]
 HEIGHT = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 # Timings of the benchmarks' programs are of the programs themselves.
 BESIDE = {("benchmarks", "tff_tasks"), ("benchmarks", "keras_examples")}

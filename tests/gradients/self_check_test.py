@@ -16,12 +16,12 @@ from tfdpclip.gradients import (
     engine,
     per_example_norms,
 )
-from tfdpclip.gradients.checks import chance
 from tfdpclip.gradients.forms import base_form, outer
 from tfdpclip.gradients.forms.perturbation import Perturbation
 from tfdpclip.gradients.forms.records import RecordGradients
 from tfdpclip.gradients.proof import fallback
 from tfdpclip.gradients.rules.combine import VariableGradient
+from tfdpclip.kernel import certificate
 
 pytestmark = [
     pytest.mark.every_check,
@@ -152,9 +152,9 @@ def test_a_wrong_engine_is_found_by_the_step_itself(name):
     target, attribute, bug, options = PLANTED[name]
     sums_of(**options)
     # An error of a single example is found only if the check draws that example.
-    order = tf.identity if name == "one_norm_too_small" else chance.shuffled
+    order = tf.identity if name == "one_norm_too_small" else certificate.shuffled
     with (
-        mock.patch.object(chance, "shuffled", order),
+        mock.patch.object(certificate, "shuffled", order),
         mock.patch.object(target, attribute, bug),
         pytest.raises(tf.errors.InvalidArgumentError, match="GradientMismatchError"),
     ):
@@ -315,7 +315,7 @@ def test_the_check_can_be_left_out():
 
 @pytest.mark.slow
 def test_the_status_is_not_shared():
-    """Each loss has its own status; see `tfdpclip.gradients.checks.status`."""
+    """Each loss has its own status; see `tfdpclip.gradients.status`."""
     made = []
 
     @tf.function

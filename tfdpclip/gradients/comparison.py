@@ -123,10 +123,10 @@ class Comparison:
         if not engine.proof.proven and rows != 1:
             # A single example cannot show that an op combines examples.
             shows &= engine.parts.batch_size > 1
-        agree = tf.concat([sums, norms], axis=0) <= self.tolerance.error
-        if engine.claims:
-            claimed = tf.stack([claim() for claim, _ in engine.claims])
-            agree = tf.concat([claimed, agree], axis=0)
+        claims = engine.claims
+        agree = [tf.stack([claim() for claim, _ in claims])] if claims else []
+        agree += [sums <= self.tolerance.sums, norms <= self.tolerance.norms]
+        agree = tf.concat(agree, axis=0)
         message = None if in_xla() else self._message(agree)
         return tf.reduce_all(agree), whole & shows, message
 

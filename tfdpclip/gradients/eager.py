@@ -120,7 +120,7 @@ class EagerGradients(RecordGradients):
             tolerance,
         )
         for variable, error in zip(self.variables, errors.numpy(), strict=True):
-            if not error <= tolerance.error:
+            if not error <= tolerance.sums:
                 raise GradientMismatchError(
                     f"The sum of the examples' gradients of {variable.name!r} is not "
                     "the sum of an ordinary backward pass: TensorFlow's own Jacobian "

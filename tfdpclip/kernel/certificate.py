@@ -41,7 +41,9 @@ class Tolerance(NamedTuple):
     """The errors that count as rounding.
 
     Attributes:
-      error: of sums and norms, relative to the norms of a variable's gradients.
+      sums: of sums, relative to the norms of a variable's gradients.
+      norms: of norms, relative to themselves. Norms from inner products of terms that
+        cancel are off by up to a thousandth.
       rounding: relative to all terms that the gradients are sums of. A gradient of pure
         rounding errors (the key bias of attention, for example) has no right value.
       cancelled: relative to the largest norm of the batch, for terms that cancel before
@@ -50,17 +52,16 @@ class Tolerance(NamedTuple):
       examples: how many examples an ordinary pass may add up.
     """
 
-    error: float
+    sums: float
+    norms: float
     rounding: float
     cancelled: float
     examples: float
 
 
-FINE = Tolerance(1e-3, 1e-4, 1e-5, math.inf)
+FINE = Tolerance(1e-3, 1e-2, 1e-4, 1e-5, math.inf)
 #: For types below float32, in which an ordinary pass loses the sum of more examples.
-COARSE = Tolerance(0.1, 1e-2, 1e-2, 8)
-# An example shows something if its norm is 100 times (or 10 times) above `cancelled`.
-_SHOWS = 1e-2
+COARSE = Tolerance(0.1, 0.1, 1e-2, 1e-2, 8)
 
 
 class Norms(NamedTuple):
@@ -120,7 +121,7 @@ def sum_errors(
       ordinary: the sums of TensorFlow, which the supplier's must equal.
       weights: the weight of each example in the sums, `[B]`.
       norms: the norms that the supplier states.
-      tolerance: the error must be at most `tolerance.error`.
+      tolerance: the error must be at most `tolerance.sums`.
     """
     # A mask, because a weight of 0 does not remove an infinite or NaN norm.
     squared, used = tf.square(weights), weights > 0
@@ -129,7 +130,7 @@ def sum_errors(
         for part in (norms.squares, norms.terms)
     )
     rounded = tf.sqrt(tf.reduce_sum(squares + terms))
-    scales = tf.sqrt(squares) + _rounding(rounded, norms, tolerance)
+    scales = tf.sqrt(squares) + _rounding(rounded, norms, tolerance) / tolerance.sums
     errors = _lengths([a - b for a, b in zip(sums, ordinary, strict=True)]) / scales
     # Sums that are no numbers are wrong, if the ordinary sums are numbers.
     errors = tf.where(tf.math.is_nan(errors), math.inf, errors)
@@ -154,7 +155,7 @@ def norm_errors(
       members: the variables of each group, `[L, V]`: 1 or 0.
       alone: the seed of the example, `[B]`.
       norms: the norms that the supplier states.
-      tolerance: the error must be at most `tolerance.error`.
+      tolerance: the error must be at most `tolerance.norms`.
 
     Returns:
       The errors, first by variable and then by group, negative where a norm is larger
@@ -168,19 +169,19 @@ def norm_errors(
     true, long = _lengths(gradient), _lengths(clipped)
     true = tf.concat([true, tf.sqrt(tf.linalg.matvec(members, long * long))], axis=0)
     stated = tf.concat([tf.sqrt(squares), decisive], axis=0)
-    errors = (true - stated) / (stated + _rounding(rounded, norms, tolerance))
+    scales = stated + _rounding(rounded, norms, tolerance) / tolerance.norms
+    errors = (true - stated) / scales
     # A record that is dropped has an infinite norm.
     shows = tf.reduce_all(tf.math.is_finite(true) & tf.math.is_finite(stated))
     errors = tf.where(shows, errors, 0.0)
     # Where rounding may exceed the limit, a wrong norm would pass.
-    least = tolerance.cancelled / max(tolerance.error, _SHOWS) * _largest(norms)
+    least = tolerance.cancelled / tolerance.norms * _largest(norms)
     return errors, shows & (tf.reduce_max(true) > least)
 
 
 def _rounding(rounded: tf.Tensor, norms: Norms, tolerance: Tolerance) -> tf.Tensor:
-    """The length to divide errors by, so that rounding alone is within the limit."""
-    error = tolerance.rounding * rounded + tolerance.cancelled * _largest(norms)
-    return error / tolerance.error + _TINY
+    """The largest length that counts as rounding, for terms of the length `rounded`."""
+    return tolerance.rounding * rounded + tolerance.cancelled * _largest(norms) + _TINY
 
 
 def _largest(norms: Norms) -> tf.Tensor:

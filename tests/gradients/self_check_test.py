@@ -68,6 +68,7 @@ _outer_sum = outer.Outer.weighted_sum
 _jacobian = fallback.jacobian
 _total = RecordGradients.record_norms
 _perturbed = Perturbation.squared_norms
+_sums = PerExampleGradients._sums
 
 
 def _wrong_jacobian(*args):
@@ -84,6 +85,23 @@ def _of_one_example_only(self, budget):
 def _other_group(self, assignment=None):
     found = _total(self, assignment)
     return found if assignment is None else tf.reverse(found, [1])
+
+
+def _with_weights(change):
+    """Sums in which the weights of the examples are changed first."""
+    return lambda self, columns, finite: _sums(self, list(map(change, columns)), finite)
+
+
+def _of_u(factor):
+    def sums(self, columns, finite):
+        first, second = _sums(self, columns, finite)
+        return [first, factor * second]
+
+    return sums
+
+
+def _one_more(weights, times):
+    return weights * (1 + times * tf.one_hot(1, tf.shape(weights)[0]))
 
 
 # For each bug: the patched object and attribute, the bug, and the model's options.
@@ -137,6 +155,17 @@ PLANTED = {
         lambda self, gradients, size: 0.5 * _perturbed(self, gradients, size),
         {"perturbation": (1.0, tf.constant([1, 2]))},
     ),
+    **{
+        name: (PerExampleGradients, "_sums", bug, {})
+        for name, bug in {
+            "an_example_twice": _with_weights(lambda w: _one_more(w, 1.0)),
+            "an_example_left_out": _with_weights(lambda w: _one_more(w, -1.0)),
+            "weights_of_other_examples": _with_weights(lambda w: tf.roll(w, 1, 0)),
+            "weights_left_out": _with_weights(tf.ones_like),
+            "a_forgotten_variable": _of_u(0.0),
+            "a_variable_times_1.01": _of_u(1.01),
+        }.items()
+    },
     "uses_that_are_taken_apart": (
         VariableGradient,
         "_join",

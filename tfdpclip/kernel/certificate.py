@@ -26,6 +26,8 @@ and the second the exact gradient of example k:
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 import secrets
 from collections.abc import Sequence
@@ -64,7 +66,8 @@ FINE = Tolerance(1e-3, 1e-2, 1e-4, 1e-5, math.inf)
 COARSE = Tolerance(0.1, 0.1, 1e-2, 1e-2, 8)
 
 
-class Norms(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Norms:
     """The norms that a supplier of gradients states.
 
     Attributes:
@@ -76,6 +79,14 @@ class Norms(NamedTuple):
     squares: tf.Tensor
     terms: tf.Tensor
     decisive: tf.Tensor
+
+    @functools.cached_property
+    def largest(self) -> tf.Tensor:
+        """The largest finite norm of the batch, over all variables."""
+        squares = tf.reduce_sum(self.squares, axis=0)
+        finite = tf.where(tf.math.is_finite(squares), squares, 0.0)
+        # The maximum over no examples is minus infinity.
+        return tf.sqrt(tf.maximum(tf.reduce_max(finite), 0.0))
 
 
 def shuffled(tensor: tf.Tensor) -> tf.Tensor:
@@ -166,7 +177,8 @@ def norm_errors(
         tf.reduce_sum(tf.where(alone > 0, part, 0.0), axis=1) for part in parts
     )
     rounded = tf.sqrt(tf.reduce_sum(squares + terms))
-    true, long = _lengths(gradient), _lengths(clipped)
+    true = _lengths(gradient)
+    long = true if clipped is gradient else _lengths(clipped)
     true = tf.concat([true, tf.sqrt(tf.linalg.matvec(members, long * long))], axis=0)
     stated = tf.concat([tf.sqrt(squares), decisive], axis=0)
     scales = stated + _rounding(rounded, norms, tolerance) / tolerance.norms
@@ -175,21 +187,13 @@ def norm_errors(
     shows = tf.reduce_all(tf.math.is_finite(true) & tf.math.is_finite(stated))
     errors = tf.where(shows, errors, 0.0)
     # Where rounding may exceed the limit, a wrong norm would pass.
-    least = tolerance.cancelled / tolerance.norms * _largest(norms)
+    least = tolerance.cancelled / tolerance.norms * norms.largest
     return errors, shows & (tf.reduce_max(true) > least)
 
 
 def _rounding(rounded: tf.Tensor, norms: Norms, tolerance: Tolerance) -> tf.Tensor:
     """The largest length that counts as rounding, for terms of the length `rounded`."""
-    return tolerance.rounding * rounded + tolerance.cancelled * _largest(norms) + _TINY
-
-
-def _largest(norms: Norms) -> tf.Tensor:
-    """The largest finite norm of the batch, over all variables."""
-    squares = tf.reduce_sum(norms.squares, axis=0)
-    finite = tf.where(tf.math.is_finite(squares), squares, 0.0)
-    # The maximum over no examples is minus infinity.
-    return tf.sqrt(tf.maximum(tf.reduce_max(finite), 0.0))
+    return tolerance.rounding * rounded + tolerance.cancelled * norms.largest + _TINY
 
 
 def _lengths(vectors: Sequence[tf.Tensor]) -> tf.Tensor:

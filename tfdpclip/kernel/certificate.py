@@ -13,10 +13,11 @@ and the second the exact gradient of example k:
 
 *Formal guarantees*
 
-* An example that a sum leaves out or counts twice, a variable that a sum leaves out or
-  scales, weights that a sum ignores, squares or gives to other examples: each is found
-  with certainty, if the error is above the tolerance. Norms that are too small for a
-  share p of the examples are found with probability p.
+* Errors above the tolerance count. An example that a sum leaves out or counts twice,
+  and a variable that a sum leaves out or scales, are found whichever example is drawn;
+  weights that a sum ignores, squares or gives to other examples, unless the gradient of
+  example k is negligible. Norms that are too small for a share p of the examples are
+  found with probability p.
 * Rounding is no error. All seeds are 0 and 1, so that a pass rounds each example's
   gradient as the step's own pass does, also where it underflows, and so that gradient
   functions that are not linear in the seed are compared, too.

@@ -108,7 +108,7 @@ def pytest_collection_modifyitems(items) -> None:
 def _few_checks(request, monkeypatch):
     """Has the engine check one step of every eighth test.
 
-    The comparison of a step (`tfdpclip/gradients/checks/rule_check.py`) is half of the
+    The comparison of a step (`tfdpclip/gradients/comparison.py`) is half of the
     time to trace a small model, and many tests trace a dozen times. The checked step is
     the first that the test traces; a hash of the test's name decides which tests are
     checked. Tests of the check, and tests that need it, are marked `every_check`; files

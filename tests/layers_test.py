@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import sys
 
 import pytest
 
@@ -13,7 +14,7 @@ FLOORS = [
     ["_version", "_docs", "_outside", "_keras_marks", "tensorflow_privacy"]
     + ["_tf_private", "_variables", "_sealed", "_progress", "_notebook"],
     ["_arguments", "_constants", "_devices", "files"],
-    ["_schedules", "_data", "pictures"],
+    ["_schedules", "_data", "pictures", "kernel"],
     ["correlated"],
     ["clipping", "sampling"],
     ["accounting"],
@@ -27,7 +28,7 @@ FLOORS = [
     ["tff_tasks", "keras_examples", "benchmarks"],
 ]
 # The rooms of `gradients`, from the ground up.
-ROOMS = ["errors", "graph", "flows", "loss", "forms", "rules", "proof", "checks"]
+ROOMS = ["errors", "graph", "flows", "loss", "forms", "rules", "proof"]
 HEIGHT = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 # Timings of the benchmarks' programs are of the programs themselves.
 BESIDE = {("benchmarks", "tff_tasks"), ("benchmarks", "keras_examples")}
@@ -108,6 +109,17 @@ def test_imports_point_one_way(package):
 )
 def test_an_import_that_points_up_is_found(code):
     assert wrong_ways("tfdpclip.gradients.engine", ast.parse(code))
+
+
+def test_the_kernel_imports_nothing_else_of_the_library():
+    allowed = {*sys.stdlib_module_names, "numpy", "tensorflow", "tfdpclip.kernel"}
+    imported = {
+        ".".join(name.split(".")[: 2 if name.startswith("tfdpclip") else 1])
+        for module, path in modules()
+        if module.startswith("tfdpclip.kernel")
+        for name, _ in imports_of(ast.parse(path.read_text()))
+    }
+    assert "tensorflow" in imported and imported <= allowed
 
 
 def within_packages(root=ROOT):

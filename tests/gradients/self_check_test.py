@@ -16,12 +16,12 @@ from tfdpclip.gradients import (
     engine,
     per_example_norms,
 )
-from tfdpclip.gradients.checks import chance
 from tfdpclip.gradients.forms import base_form, outer
 from tfdpclip.gradients.forms.perturbation import Perturbation
 from tfdpclip.gradients.forms.records import RecordGradients
 from tfdpclip.gradients.proof import fallback
 from tfdpclip.gradients.rules.combine import VariableGradient
+from tfdpclip.kernel import certificate
 
 pytestmark = [
     pytest.mark.every_check,
@@ -68,6 +68,7 @@ _outer_sum = outer.Outer.weighted_sum
 _jacobian = fallback.jacobian
 _total = RecordGradients.record_norms
 _perturbed = Perturbation.squared_norms
+_sums = PerExampleGradients._sums
 
 
 def _wrong_jacobian(*args):
@@ -84,6 +85,23 @@ def _of_one_example_only(self, budget):
 def _other_group(self, assignment=None):
     found = _total(self, assignment)
     return found if assignment is None else tf.reverse(found, [1])
+
+
+def _with_weights(change):
+    """Sums in which the weights of the examples are changed first."""
+    return lambda self, columns, finite: _sums(self, list(map(change, columns)), finite)
+
+
+def _of_u(factor):
+    def sums(self, columns, finite):
+        first, second = _sums(self, columns, finite)
+        return [first, factor * second]
+
+    return sums
+
+
+def _one_more(weights, times):
+    return weights * (1 + times * tf.one_hot(1, tf.shape(weights)[0]))
 
 
 # For each bug: the patched object and attribute, the bug, and the model's options.
@@ -137,6 +155,17 @@ PLANTED = {
         lambda self, gradients, size: 0.5 * _perturbed(self, gradients, size),
         {"perturbation": (1.0, tf.constant([1, 2]))},
     ),
+    **{
+        name: (PerExampleGradients, "_sums", bug, {})
+        for name, bug in {
+            "an_example_twice": _with_weights(lambda w: _one_more(w, 1.0)),
+            "an_example_left_out": _with_weights(lambda w: _one_more(w, -1.0)),
+            "weights_of_other_examples": _with_weights(lambda w: tf.roll(w, 1, 0)),
+            "weights_left_out": _with_weights(tf.ones_like),
+            "a_forgotten_variable": _of_u(0.0),
+            "a_variable_times_1.01": _of_u(1.01),
+        }.items()
+    },
     "uses_that_are_taken_apart": (
         VariableGradient,
         "_join",
@@ -152,9 +181,9 @@ def test_a_wrong_engine_is_found_by_the_step_itself(name):
     target, attribute, bug, options = PLANTED[name]
     sums_of(**options)
     # An error of a single example is found only if the check draws that example.
-    order = tf.identity if name == "one_norm_too_small" else chance.shuffled
+    order = tf.identity if name == "one_norm_too_small" else certificate.shuffled
     with (
-        mock.patch.object(chance, "shuffled", order),
+        mock.patch.object(certificate, "shuffled", order),
         mock.patch.object(target, attribute, bug),
         pytest.raises(tf.errors.InvalidArgumentError, match="GradientMismatchError"),
     ):
@@ -315,7 +344,7 @@ def test_the_check_can_be_left_out():
 
 @pytest.mark.slow
 def test_the_status_is_not_shared():
-    """Each loss has its own status; see `tfdpclip.gradients.checks.status`."""
+    """Each loss has its own status; see `tfdpclip.gradients.status`."""
     made = []
 
     @tf.function

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tfdpclip as dpc
 from tests.stack import KERAS_3
 from tfdpclip.gradients import GradientMismatchError
-from tfdpclip.gradients.checks.status import statuses_told
+from tfdpclip.gradients.status import statuses_told
 from tfdpclip.keras import _compat
 from tfdpclip.keras.watching import compiled_steps
 

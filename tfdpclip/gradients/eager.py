@@ -10,8 +10,6 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped
-from tfdpclip.gradients.checks import chance
-from tfdpclip.gradients.checks.rule_check import COARSE_TOLERANCE, TOLERANCE
 from tfdpclip.gradients.errors import GradientMismatchError, LossStructureError
 from tfdpclip.gradients.forms.base_form import Budget, sum_squares
 from tfdpclip.gradients.forms.perturbation import Perturbation
@@ -19,6 +17,7 @@ from tfdpclip.gradients.forms.records import LOST_SQUARE, RecordGradients, colum
 from tfdpclip.gradients.loss import drawn_rows
 from tfdpclip.gradients.loss.loss_parts import LossParts
 from tfdpclip.gradients.proof.fallback import not_a_number
+from tfdpclip.kernel import certificate
 
 
 class EagerIsolationWarning(UserWarning):
@@ -104,16 +103,24 @@ class EagerGradients(RecordGradients):
 
     def _verify(self, weights, truth) -> None:
         """Compares the weighted sum with that of an ordinary backward pass."""
-        own = self.weighted_sum(weights)
-        for variable, a, b, square in zip(
-            self.variables, own, truth, self._plain_squares(), strict=True
-        ):
-            b = tf.zeros_like(a) if b is None else tf.convert_to_tensor(b)
-            tolerance = TOLERANCE if b.dtype.size >= 4 else COARSE_TOLERANCE
-            bound = tf.norm(
-                weights * tf.sqrt(square + LOST_SQUARE * tf.size(a).numpy())
-            )
-            if not tf.norm(tf.cast(a - b, tf.float32)) <= tolerance * bound:
+        own = [tf.reshape(part, [-1]) for part in self.weighted_sum(weights)]
+        coarse = any(part.dtype.size < 4 for part in own)
+        tolerance = certificate.COARSE if coarse else certificate.FINE
+        hidden = [[LOST_SQUARE * tf.size(part).numpy()] for part in own]
+        squares = tf.stack(self._plain_squares()) + hidden
+        truth = [
+            tf.zeros_like(a) if b is None else tf.reshape(b, [-1])
+            for a, b in zip(own, truth, strict=True)
+        ]
+        errors, _ = certificate.sum_errors(
+            [tf.cast(part, tf.float32) for part in own],
+            [tf.cast(part, tf.float32) for part in truth],
+            weights,
+            certificate.Norms(squares, squares, self.norms[:, tf.newaxis]),
+            tolerance,
+        )
+        for variable, error in zip(self.variables, errors.numpy(), strict=True):
+            if not error <= tolerance.sums:
                 raise GradientMismatchError(
                     f"The sum of the examples' gradients of {variable.name!r} is not "
                     "the sum of an ordinary backward pass: TensorFlow's own Jacobian "
@@ -180,5 +187,5 @@ class EagerGradients(RecordGradients):
 
 def _random_powers(batch_size: tf.Tensor) -> tf.Tensor:
     """A power of two from 1 to 128 for each example, `[B]`: scaling by it is exact."""
-    powers = chance.shuffled(tf.range(batch_size)) % 8
+    powers = certificate.shuffled(tf.range(batch_size)) % 8
     return tf.cast(tf.bitwise.left_shift(tf.ones_like(powers), powers), tf.float32)

@@ -31,9 +31,7 @@ from tfdpclip._devices import has_form_of_xla, in_xla
 from tfdpclip._docs import TracedError
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.clipping import ClipRule
-from tfdpclip.gradients.checks.loss_key import structure_of
-from tfdpclip.gradients.checks.rule_check import RuleCheck, error_of
-from tfdpclip.gradients.checks.status import CheckStatus, needs_keys
+from tfdpclip.gradients.comparison import Comparison, error_of
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.inlining import inline_calls
@@ -49,10 +47,12 @@ from tfdpclip.gradients.loss.label_checks import convert_each_label
 from tfdpclip.gradients.loss.loss_parts import LossParts, refuse_counted, take_apart
 from tfdpclip.gradients.loss.public_terms import check_public_gradients
 from tfdpclip.gradients.loss.state import PublicVariables
+from tfdpclip.gradients.loss_key import structure_of
 from tfdpclip.gradients.meetings import FoundGradients, find_gradients, one_by_one
 from tfdpclip.gradients.proof import single_examples
 from tfdpclip.gradients.proof.isolation_proof import Verdict, prove
 from tfdpclip.gradients.rules.rule_table import Context
+from tfdpclip.gradients.status import CheckStatus, needs_keys
 
 # Bytes of materialised per-example gradients that may be alive for a variable.
 DEFAULT_MEMORY = 64 * 2**20
@@ -427,18 +427,16 @@ class PerExampleGradients(RecordGradients):
             for total, part, connected in zip(sums, added, self.connected, strict=True)
         ]
 
-    def _sums(self, columns, finite, only: Sequence[int] | None = None):
-        only = range(len(self.variables)) if only is None else only
+    def _sums(self, columns: Sequence[tf.Tensor], finite: tf.Tensor) -> list:
         all_finite = tf.reduce_all(finite)
         parts = self._finite_parts
         saved = iter(self._saved(finite, all_finite) if parts is None else parts)
         sums: list = [None] * len(self.variables)
         for i, measured in self._measured.items():
             kept = [next(saved) for _ in measured.saved]
-            if i in only:
-                sums[i] = measured.weighted_sum(columns[i], kept)
+            sums[i] = measured.weighted_sum(columns[i], kept)
         slow = self._found.slow
-        if slow is not None and not set(only).isdisjoint(self._found.slow_variables):
+        if slow is not None:
             own = [columns[i] for i in self._found.slow_variables]
             found = tf.cond(
                 all_finite,
@@ -447,10 +445,10 @@ class PerExampleGradients(RecordGradients):
             )
             for i, total in zip(self._found.slow_variables, found, strict=True):
                 sums[i] = total
-        for i in only:
-            if sums[i] is None:
-                sums[i] = tf.zeros(self.variables[i].shape, self.variables[i].dtype)
-        return sums
+        return [
+            tf.zeros(v.shape, v.dtype) if total is None else total
+            for v, total in zip(self.variables, sums, strict=True)
+        ]
 
     def _saved(self, finite, all_finite) -> list[tf.Tensor]:
         """The tensors behind the sums, with zeros for examples of no finite norm."""
@@ -478,20 +476,16 @@ class PerExampleGradients(RecordGradients):
             return with_zeros()
         return tf.cond(all_finite, lambda: tensors, with_zeros)
 
-    def unperturbed_sums(
-        self, weights: tf.Tensor, only: Sequence[int] | None = None
-    ) -> list[tf.Tensor | None]:
+    def unperturbed_sums(self, weights: tf.Tensor) -> list[tf.Tensor]:
         """sum_i weights_i g_i for each variable, as a step adds up finite examples.
 
         The comparison holds these sums against ordinary backward passes.
 
         Args:
           weights: `[B]`.
-          only: the numbers of the variables to add up; None stands in the place of all
-            remaining variables.
         """
         finite = tf.math.is_finite(self.norms)
-        return self._sums([weights] * len(self.variables), finite, only)
+        return self._sums([weights] * len(self.variables), finite)
 
     def squares_by_variable(self) -> list[tf.Tensor]:
         """The squared norms, `[B]`, for each of the variables."""
@@ -551,7 +545,7 @@ class PerExampleGradients(RecordGradients):
         """Whether all comparisons so far, including this step's, were passed."""
         if not self.status.compares:
             return tf.constant(True)
-        check = RuleCheck(self, groups)
+        check = Comparison(self, groups)
         compiled = in_xla()
         called = (lambda branch: branch) if compiled else op_copies.call_uninlined
         due = self.status.due(self.parts.batch_size)

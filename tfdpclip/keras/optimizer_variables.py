@@ -20,8 +20,8 @@ from tfdpclip._variables import all_unwrapped, path_of, unwrapped
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.clipping import ClipRule, Groups, bound_rule
 from tfdpclip.clipping.groups import by_group
-from tfdpclip.gradients.checks.status import CheckStatus
 from tfdpclip.gradients.loss.state import PublicVariables
+from tfdpclip.gradients.status import CheckStatus
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.optimizer_settings import OptimizerSettings
 from tfdpclip.keras.step_sums import StepSums

@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from tfdpclip._arguments import positive
 from tfdpclip._tf_private import map_elements
-from tfdpclip.gradients.checks import chance
-from tfdpclip.gradients.checks.rule_check import Differences, RuleCheck
+from tfdpclip.gradients.comparison import Comparison
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.keras import check_isolation
 from tfdpclip.keras.watching.given_data import FollowedStep
+from tfdpclip.kernel import certificate
 from tfdpclip.testing.probe import MARKED_ROWS, as_batches, check_model, restored
 
 
@@ -96,19 +96,17 @@ def assert_exact(
             "by example already. Compile it without."
         )
     names = [v.name for v in found.variables]
-    sums, norms = (
-        dict(zip(names, part.numpy().tolist(), strict=True))
-        for part in (found.comparison.sums, found.comparison.norms)
-    )
-    comparison = found.comparison
+    sums, norms = found.sums.numpy(), found.short.numpy()
+    # A norm is at most so much of the gradient's norm too large.
+    least = min(0.0, float(found.least))
     report = ExactnessReport(
-        sums,
-        norms,
-        float(tf.reduce_max(comparison.groups)),
-        float(comparison.excess),
+        dict(zip(names, sums.tolist(), strict=True)),
+        dict(zip(names, norms[: len(names)].tolist(), strict=True)),
+        float(norms[len(names) :].max()),
+        -least / max(1.0 + least, 1e-30),
         found.examples,
     )
-    if not bool(comparison.compared):
+    if not bool(found.compared):
         raise AssertionError(
             "The gradients could not be compared: a gradient is not finite, or all "
             "gradients are 0. Give a batch of other examples."
@@ -144,34 +142,39 @@ def assert_isolated(
 
 @dataclasses.dataclass
 class _Found:
-    comparison: Differences
+    """The worst errors over the examples, as of `certificate`.
+
+    `least` is the least error of the norms that decide about the clip.
+    """
+
+    sums: tf.Tensor
+    short: tf.Tensor
+    least: tf.Tensor
+    compared: tf.Tensor
     variables: list[tf.Variable]
     examples: int
 
 
-def _every_difference(check: RuleCheck, records: Any) -> Differences:
-    """The worst differences over the examples, and of the sum of all examples."""
-    weights = check.weights(chance.shuffled(tf.range(records.parts.batch_size)))
-    sums, whole = check.sums(weights, check.gradient(weights))
+def _every_error(check: Comparison, records: Any) -> list[tf.Tensor]:
+    """`sums`, `short`, `least` and `compared` of `_Found`."""
+    count, width = records.parts.batch_size, len(records.variables)
+    many, alone = certificate.draw_seeds(count, None, check.tolerance)
+    total = check.gradient(many) + check.gradient(alone)
+    sums, whole = check.sums(many + alone, total)
 
     def of_one(alone):
-        weights = tf.cast(alone, tf.float32)
-        gradient = check.gradient(weights)
-        own, finite = check.sums(weights, gradient)
-        *others, shows = check.norms(alone, gradient)
-        return [own, *others, finite, finite & shows]
+        gradient = check.gradient(alone)
+        own, finite = check.sums(alone, gradient)
+        norms, shows = check.norms(alone, gradient)
+        return [own, norms, tf.reduce_min(norms[width:]), finite, finite & shows]
 
-    width, groups = len(records.variables), check.groups
-    specs = [tf.TensorSpec([n], tf.float32) for n in (width, width, groups)]
+    specs = [tf.TensorSpec([n], tf.float32) for n in (width, width + check.groups)]
     specs += [tf.TensorSpec([], t) for t in (tf.float32, tf.bool, tf.bool)]
-    own, norms, total, excess, finite, shows = map_elements(
-        of_one, tf.eye(records.parts.batch_size) > 0, specs
-    )
-    worst = [tf.reduce_max(part, axis=0) for part in (own, norms, total, excess)]
-    own, norms, total, excess = worst
+    own, short, least, finite, shows = map_elements(of_one, tf.eye(count), specs)
     # A gradient of 0 shows nothing; a gradient that is not finite hides a difference.
     compared = whole & tf.reduce_all(finite) & tf.reduce_any(shows)
-    return Differences(tf.maximum(sums, own), norms, total, excess, compared)
+    sums = tf.maximum(sums, tf.reduce_max(own, axis=0))
+    return [sums, tf.reduce_max(short, axis=0), tf.reduce_min(least), compared]
 
 
 def _compared(model, optimizer, batch) -> _Found:
@@ -180,8 +183,8 @@ def _compared(model, optimizer, batch) -> _Found:
 
     def minimize(loss, var_list, tape=None):
         records = optimizer._records(loss, var_list, tape)
-        check = RuleCheck(records, optimizer.clip.assignment)
-        seen.append((_every_difference(check, records), records.variables))
+        check = Comparison(records, optimizer.clip.assignment)
+        seen.append((_every_error(check, records), records.variables))
 
     def step(data):
         seen.clear()
@@ -191,8 +194,7 @@ def _compared(model, optimizer, batch) -> _Found:
                 "model.train_step must call optimizer.minimize once, but called it "
                 f"{len(seen)} times."
             )
-        found = seen[0][0]
-        return [getattr(found, f.name) for f in dataclasses.fields(found)]
+        return seen[0][0]
 
     (data,) = as_batches(batch, 1)
     examples = len(data[2])
@@ -207,6 +209,6 @@ def _compared(model, optimizer, batch) -> _Found:
             found = tf.function(step, autograph=False)(data)
         except (tf.errors.InvalidArgumentError, ExampleIsolationError) as error:
             raise AssertionError(getattr(error, "message", "") or str(error)) from error
-    return _Found(
-        Differences(*found), seen[0][1], examples // optimizer.rows_per_record
-    )
+    sums, short, least, compared = found
+    count = examples // optimizer.rows_per_record
+    return _Found(sums, short, least, compared, seen[0][1], count)

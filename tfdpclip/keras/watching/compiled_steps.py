@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._devices import form_of_xla
-from tfdpclip.gradients.checks import status
+from tfdpclip.gradients import status
 from tfdpclip.keras import _compat
 from tfdpclip.keras.watching.executions import runs_eagerly
 from tfdpclip.keras.watching.given_data import (

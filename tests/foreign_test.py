@@ -11,9 +11,9 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from tfdpclip import _arguments, accounting, correlated, sampling
-from tfdpclip.clipping import bounds, held
 from tfdpclip.correlated import streams
 from tfdpclip.gradients import clipped_sum
+from tfdpclip.kernel import limits
 from tfdpclip.mechanism import Mechanism
 
 C = 0.1
@@ -41,8 +41,7 @@ class Window(dpc.ClipRule):
 NORMS = np.array([0.05, 0.5, 1.25, 1.29, 4.0, np.inf, np.nan], np.float32)
 
 
-def test_the_window_is_in_none_of_the_norms_that_are_tried():
-    assert bounds.check_rule(Window()) is not None
+def test_the_window_breaks_the_bound():
     assert np.max(Window().weights(NORMS, ()) * np.nan_to_num(NORMS, posinf=0)) > C
 
 
@@ -71,7 +70,7 @@ def test_a_rule_is_held_to_its_sensitivity(groups, dtype):
 @pytest.mark.parametrize("weight", [np.nan, np.inf, -1.0])
 def test_a_weight_that_is_none_drops_the_record(weight):
     weights = tf.constant([0.1, weight, 0.1])
-    found = held.limit_weights(Window(), tf.ones([3]), (), weights)
+    found = limits.limit_weights(Window(), tf.ones([3]), (), weights)
     np.testing.assert_allclose(found, [0.1, 0, 0.1])
 
 
@@ -98,15 +97,15 @@ def test_a_sensitivity_that_is_none_hides_nobody(scale):
         def sensitivity(self, state):
             return tf.constant(scale, tf.float32)
 
-    found = held.limit_weights(Odd(), tf.constant([4.0]), (), tf.constant([2.0]))
+    found = limits.limit_weights(Odd(), tf.constant([4.0]), (), tf.constant([2.0]))
     assert found.numpy().tolist() == ([0.25] if scale == -1 else [0.0])
 
 
-def test_the_rules_of_the_library_are_left_alone():
-    weights = tf.constant([5.0])
-    rule = dpc.FixedClip(0.1)
-    assert held.limit_weights(rule, tf.ones([1]), (), weights) is weights
-    assert held.scales_of(rule) == rule.noise_scales
+def test_weights_within_the_bound_are_left_alone():
+    rule, norms = dpc.FixedClip(0.1), tf.constant([1e-9, 0.05, 0.1, 7.0, 3e38])
+    weights = rule.weights(norms, ())
+    np.testing.assert_array_equal(limits.weights_of(rule, norms, ()), weights)
+    assert limits.scales_of(rule) == rule.noise_scales
 
 
 def test_a_sum_of_gradients_holds_it_too():
@@ -268,11 +267,11 @@ def test_a_rule_that_was_changed_since_it_was_used_is_not_taken_again():
 
 def test_a_copy_is_traced_when_it_is_taken():
     rule = Moving()
-    assert float(held.scales_of(rule)(())) == 1.0
+    assert float(limits.scales_of(rule)(())) == 1.0
     copied, pickled = copy.deepcopy(rule), pickle.loads(pickle.dumps(rule))
     mechanism = copy.deepcopy(Mechanism(rule, 1.0, 10))
     rule.norm = copied.norm = 5.0
-    found = [held.scales_of(each) for each in (rule, copied, pickled)]
+    found = [limits.scales_of(each) for each in (rule, copied, pickled)]
     assert [float(each(())) for each in found] == [1.0, 5.0, 1.0]
     assert mechanism.noise_stddevs(()).numpy().tolist() == [1.0]
 
@@ -284,7 +283,7 @@ def test_what_only_looks_at_a_number_reads_nothing():
             with tf.control_dependencies([tf.print("norm:", norm, summarize=0)]):
                 return tf.identity(norm)
 
-    assert float(held.scales_of(Careful())(())) == 1.0
+    assert float(limits.scales_of(Careful())(())) == 1.0
 
 
 def test_a_rule_that_is_no_dataclass_is_told_so():

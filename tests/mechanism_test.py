@@ -1,8 +1,6 @@
 """The mechanism: its noise, its order, and its refusals."""
 
-import ast
 import dataclasses
-import inspect
 import json
 import math
 import pathlib
@@ -15,7 +13,7 @@ import tensorflow as tf
 
 from tests.clipping.contract_test import RULES as SETUPS
 from tests.fixed_noise import Fixed, Given
-from tfdpclip import accounting, clipping, mechanism
+from tfdpclip import accounting, clipping
 from tfdpclip.clipping import (
     AutomaticClip,
     FixedClip,
@@ -358,17 +356,6 @@ def test_a_step_of_a_schedule_that_cannot_be_private_releases_nothing(value):
     assert float(first.next_state) != float(state)
 
 
-def test_a_mechanism_tries_its_rule():
-    """The mechanism tests its rule itself, so no front end can forget the test."""
-
-    class Unbounded(FixedClip):
-        def weights(self, norms, state):
-            return tf.maximum(super().weights(norms, state), 0.1)
-
-    with pytest.raises(ValueError, match="breaks a guarantee of clip rules"):
-        Mechanism(Unbounded(1.0), 1.0, 100)
-
-
 def test_an_exact_count_under_a_schedule_is_refused():
     z = schedules.PiecewiseConstantDecay([0], [1.0, 2.0])
     with pytest.raises(ValueError, match="count_stddev is 0"):
@@ -416,23 +403,19 @@ def test_what_has_no_sum_gets_no_noise():
 
 
 @pytest.mark.slow
-def test_it_loads_clip_rules_and_the_noise_split_alone():
+def test_the_kernel_loads_nothing_else():
     """A reviewer of the mechanism reads these files, and no accountant or scheme."""
-    tree = ast.parse(inspect.getsource(mechanism))
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    assert not [n for n in names if any(x in n for x in ("keras", "federated", "tff"))]
-    code = "import json, sys, tfdpclip.mechanism; print(json.dumps(list(sys.modules)))"
+    code = (
+        "import json, sys, tfdpclip.kernel.mechanism as m, tfdpclip.kernel.certificate"
+    )
+    code += "; print(json.dumps(list(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     loaded = json.loads(done.stdout.splitlines()[-1])
-    assert "tensorflow_federated" not in loaded
-    names = {name for name in loaded if name.startswith("tfdpclip.")}
-    packages = {name.split(".")[1] for name in names}
-    assert {name for name in packages if not name.startswith("_")} == {
-        *("accounting", "clipping", "mechanism")
+    assert not {"tensorflow_federated", "dp_accounting"} & set(loaded)
+    names = {name for name in loaded if name.startswith("tfdpclip")}
+    assert {n for n in names if not n.startswith("tfdpclip.kernel")} == {
+        *("tfdpclip", "tfdpclip._version", "tfdpclip.tensorflow_privacy")
     }
-    within = {name for name in names if name.startswith("tfdpclip.accounting.")}
-    assert within == {"tfdpclip.accounting.noise_split"}
 
 
 def test_a_rule_is_a_public_class():

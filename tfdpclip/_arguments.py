@@ -15,39 +15,17 @@ from typing import Any
 
 import numpy as np
 
-# Kinds of dtypes that are not real numbers, although `float` accepts some of them.
-_NOT_REAL = "bcOSUMm"
-_LONGEST = 200
+from tfdpclip.kernel.checks import (
+    NOT_REAL,
+    real,
+    shown,
+)
+from tfdpclip.kernel.checks import foreign as foreign
+from tfdpclip.kernel.checks import non_negative as non_negative
+from tfdpclip.kernel.checks import positive as positive
+
 # Above this, floats skip integers, and no data set is this large.
 _MOST_RECORDS = 2**53
-
-
-def real(value: Any) -> float | None:
-    """`value` as a float if it is one real number (NaN and infinity included).
-
-    None for anything else: booleans, text, complex numbers, arrays with axes (even of
-    length 1), and integers beyond the range of a float.
-
-    >>> real(2), real(np.float32(0.5)), real([2]), real("2"), real(10**400)
-    (2.0, 0.5, None, None, None)
-    """
-    if isinstance(value, (bool, str, bytes, bytearray)):
-        return None
-    dtype = getattr(value, "dtype", None)
-    if dtype is not None:
-        try:
-            kind = np.dtype(getattr(dtype, "as_numpy_dtype", dtype)).kind
-            axes = len(value.shape)
-        except (AttributeError, TypeError, ValueError):
-            return None
-        if axes or kind in _NOT_REAL:
-            return None
-    elif not (hasattr(value, "__float__") or hasattr(value, "__index__")):
-        return None
-    try:
-        return float(value)
-    except (ArithmeticError, AttributeError, TypeError, ValueError):
-        return None
 
 
 def whole(value: Any) -> int | None:
@@ -63,43 +41,6 @@ def whole(value: Any) -> int | None:
         return operator.index(value)
     except (AttributeError, TypeError):
         return int(number)
-
-
-def shown(value: Any) -> str:
-    """`repr(value)` for a message: always short, and never an error.
-
-    >>> shown(1.5), shown("a")
-    ('1.5', "'a'")
-    """
-    try:
-        text = repr(value)
-    except Exception:  # Whatever a foreign `__repr__` does; 10**5000 has none.
-        text = f"something of type {type(value).__name__}"
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
-
-
-def foreign(value: Any, kind: type) -> list[Any]:
-    """Returns a value, and the values of a kind inside it, if foreign to the library.
-
-    Args:
-      value: a clip rule, a scheme, a matrix.
-      kind: the class of parts that are checked as well, at any depth.
-
-    >>> foreign(1.5, float)
-    [1.5]
-    """
-    module = type(value).__module__
-    found = [] if module.split(".")[0] == "tfdpclip" else [value]
-    parts = list(getattr(value, "__dict__", {}).values())
-    while parts:
-        part = parts.pop()
-        if isinstance(part, kind):
-            found += foreign(part, kind)
-        elif isinstance(part, Mapping):
-            parts += part.values()
-        elif isinstance(part, (list, tuple)):
-            parts += part
-    return found
 
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
@@ -178,7 +119,7 @@ def floats(name: str, value: Any) -> np.ndarray:
     """
     try:
         array = np.asarray(value)
-        if array.dtype.kind not in _NOT_REAL or array.dtype == bool:
+        if array.dtype.kind not in NOT_REAL or array.dtype == bool:
             return array.astype(np.float64)
     except (ArithmeticError, TypeError, ValueError):
         pass
@@ -199,18 +140,6 @@ def number(name: str, value: Any) -> float:
 def finite(name: str, value: Any) -> float:
     """Returns `value` as a float, or raises ValueError unless it is finite."""
     return _in_range(name, value, "a finite number", math.isfinite)
-
-
-def positive(name: str, value: Any) -> float:
-    """Returns `value` as a float, or raises ValueError unless finite and above 0."""
-    return _in_range(name, value, "a finite number above 0", lambda x: 0 < x < math.inf)
-
-
-def non_negative(name: str, value: Any) -> float:
-    """Returns `value` as a float, or raises ValueError unless finite and at least 0."""
-    return _in_range(
-        name, value, "a finite number, 0 or above", lambda x: 0 <= x < math.inf
-    )
 
 
 def fraction(name: str, value: Any) -> float:

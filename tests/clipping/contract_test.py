@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
+from tests.clipping import rule_graphs
 from tfdpclip.clipping import (
     AutomaticClip,
     ClipRule,
@@ -24,11 +25,11 @@ from tfdpclip.clipping import (
     QuantileClip,
     ScaledClip,
     as_rule,
-    bound_rule,
     register_rule,
     registered_rules,
 )
-from tfdpclip.testing import assert_clip_rule
+from tfdpclip.mechanism import Mechanism
+from tfdpclip.testing import assert_clip_rule, clip_rules
 
 ROOT = pathlib.Path(__file__).parents[2]
 schedules = tf.keras.optimizers.schedules
@@ -111,6 +112,12 @@ def test_every_rule_of_the_library_has_a_public_name():
 @pytest.mark.parametrize("rule", cases())
 def test_a_rule_of_the_library_keeps_the_contract(rule):
     report = assert_clip_rule(rule, names=NAMES)
+    bound, draw = rule.bind(NAMES), np.random.default_rng(0)
+    states = list(clip_rules._states(bound, draw))
+    rule_graphs.check_pure(bound, states)
+    rule_graphs.check_portable(bound, states)
+    if not bound.has_groups:
+        rule_graphs.check_groups(bound, NAMES, draw)
     # A bound that no record reaches would mean noise for nothing.
     assert 0.999 < report.ratio <= 1 + 1e-6
     assert report.states > 0 and str(report.records) in str(report)
@@ -328,39 +335,64 @@ def test_a_rule_without_its_bound_is_refused_by_the_assertion(name):
         assert_clip_rule(broken(*how))
 
 
+TRIED = [0.0, 0.1, 0.5, 0.9, 1.0, 1.01, 2.0, 10.0, 1e4, 1e30, 3e38]
+TRIED += [np.inf, -np.inf, np.nan]
+
+
+def assert_held(rule, norms):
+    """Asserts that a mechanism clips as its noise hides, whatever a rule says."""
+    found, state = Mechanism(rule, 1.0, 100), rule.initial_state()
+    present = tf.constant(np.arange(len(norms)) % 3 > 0)
+    weights, bits = (x.numpy() for x in found.clip(norms, state, present))
+    finite = np.isfinite(norms)
+    assert (weights >= 0).all() and (weights[~finite] == 0).all()
+    parts = np.where(finite, norms, 0) * weights.astype(float)
+    parts = np.reshape(parts / np.asarray(rule.noise_scales(state)), [len(norms), -1])
+    assert np.linalg.norm(parts, axis=1).max() <= 1 + 2e-6
+    assert (np.abs(bits) <= 0.5).all() and (bits[~present.numpy()] == 0).all()
+    for i in range(len(norms)):
+        rows = slice(i, i + 1)
+        alone = found.clip(norms[rows], state, present[rows])
+        for one, together in zip(alone, (weights, bits), strict=True):
+            np.testing.assert_allclose(one[0], together[i], rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", UNBOUNDED)
-def test_a_rule_without_its_bound_is_refused_where_it_is_used(name):
+def test_a_rule_without_its_bound_is_held_to_it_where_it_is_used(name):
+    """Refused if its parts do not fit each other; limited in every step if they do."""
     *how, _ = UNBOUNDED[name]
     rule = broken(*how)
-    for use in (
-        lambda: as_rule(rule),
-        lambda: dpc.keras.DPSGD(
-            0.1, clip=rule, noise_multiplier=1.0, expected_batch_size=8
-        ),
-        lambda: LayerwiseClip(rule),
-        lambda: as_rule({"class_name": "BrokenRule", "config": {}}),
-    ):
-        with pytest.raises(ValueError, match="(clip|rule)=.*assert_clip_rule"):
-            use()
+    try:
+        Mechanism(rule, 1.0, 100)
+    except ValueError as error:
+        assert "clip=" in str(error) and "assert_clip_rule" in str(error)
+        assert name in REFUSED
+    else:
+        assert name not in REFUSED
+        assert_held(rule, tf.constant(TRIED))
+        assert_held(rule, tf.constant(TRIED, tf.float64))
+        grouped = LayerwiseClip(rule, groups="variable").bind(NAMES)
+        norms = np.stack([np.roll(TRIED, i) for i in range(3)], axis=1)
+        assert_held(grouped, tf.constant(norms, tf.float32))
 
 
-def test_a_rule_with_groups_is_tried_when_it_knows_them(monkeypatch):
+REFUSED = {"no noise", "infinite", "a vector of sensitivities", "raises"}
+REFUSED |= {"more columns than counts"}
+
+
+def test_a_rule_of_the_library_is_held_to_its_bound_as_well(monkeypatch):
+    scales = LayerwiseClip.noise_scales
     monkeypatch.setattr(
-        LayerwiseClip, "noise_scales", lambda self, state: self.sensitivity(state)
+        LayerwiseClip, "noise_scales", lambda self, state: 0.5 * scales(self, state)
     )
-    rule = LayerwiseClip(1.0)
-    assert as_rule(rule) is rule
-    with pytest.raises(ValueError, match="clip=.*noise_scales.*assert_clip_rule"):
-        bound_rule(rule, NAMES)
-    optimizer = dpc.keras.DPSGD(
-        0.1, clip=rule, noise_multiplier=1.0, expected_batch_size=8
-    )
-    variables = [tf.Variable([1.0], name=name) for name in NAMES]
-    with pytest.raises(ValueError, match="clip=.*noise_scales.*assert_clip_rule"):
-        optimizer.build(variables)
+    rule = LayerwiseClip(1.0).bind(NAMES)
+    norms = np.stack([np.roll(TRIED, i) for i in range(2)], axis=1)
+    assert_held(rule, tf.constant(norms, tf.float32))
+    monkeypatch.setattr(FixedClip, "weights", lambda self, n, s: tf.ones_like(n))
+    assert_held(FixedClip(0.5), tf.constant(TRIED))
 
 
-def test_a_rule_with_groups_of_its_own_making_is_tried(monkeypatch):
+def test_a_rule_with_groups_of_its_own_making_is_held():
     class Alone(_Base):
         """Groups without `GroupedRule`; bound from the start, and not bounded."""
 
@@ -376,21 +408,22 @@ def test_a_rule_with_groups_of_its_own_making_is_tried(monkeypatch):
         def clip_norms(self, state):
             return self.sensitivity(state)
 
-    for use in (as_rule, lambda rule: bound_rule(rule, NAMES)):
-        with pytest.raises(ValueError, match="clip=.*assert_clip_rule"):
-            use(Alone())
+    norms = np.stack([np.roll(TRIED, i) for i in range(2)], axis=1)
+    assert_held(Alone(), tf.constant(norms, tf.float32))
 
 
-def test_the_engine_refuses_it_as_well():
+@pytest.mark.parametrize("name", ["floored", "of the largest record"])
+def test_the_engine_holds_it_as_well(name):
     w = tf.Variable([1.0, 1.0])
+    rule = broken(*UNBOUNDED[name][:3])
 
     @tf.function(autograph=False)
     def step(x):
         loss = tf.linalg.matvec(x, w)
-        return dpc.gradients.clipped_sum(loss, [w], broken(*UNBOUNDED["floored"][:3]))
+        return dpc.gradients.clipped_sum(loss, [w], rule, rule.initial_state())
 
-    with pytest.raises(ValueError, match="rule=.*assert_clip_rule"):
-        step(tf.ones([2, 2]))
+    sums, _ = step(tf.constant([[300.0, 400.0], [0.0, 0.5]]))
+    np.testing.assert_allclose(sums[0], [0.6, 1.3], rtol=1e-5)
 
 
 def lists_rules(line):
@@ -418,15 +451,6 @@ def test_the_module_is_public():
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
     )
     assert done.stdout == "FixedClip(norm=0.5)\n", done.stderr
-
-
-def test_a_rule_is_tried_once(monkeypatch):
-    rule = FixedClip(1.0)
-    assert as_rule(rule) is rule
-    monkeypatch.setattr(FixedClip, "weights", lambda self, n, s: tf.ones_like(n))
-    assert as_rule(rule) is rule
-    with pytest.raises(ValueError, match="clip="):
-        as_rule(FixedClip(1.0))
 
 
 # Rules that do not leak in a step, and yet break the contract, for the assertion.
@@ -518,7 +542,7 @@ def test_a_claim_to_be_elementwise_is_tried():
     rule = broken(_Counting, "weights", weights)
     type(rule).elementwise = True
     with pytest.raises(AssertionError, match="elementwise"):
-        assert_clip_rule(rule)
+        rule_graphs.check_groups(rule, NAMES, np.random.default_rng(0))
 
 
 def test_a_claim_is_not_inherited_by_what_may_break_it():

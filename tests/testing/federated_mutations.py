@@ -47,14 +47,6 @@ def context():
 # Checks: each raises AssertionError, or nothing.
 
 
-def clip_rule_is_taken(**options):
-    """A factory takes the rule."""
-    try:
-        factory_of(clip=clipping.QuantileClip(), **options)
-    except ValueError as error:
-        raise AssertionError(str(error)) from error
-
-
 def sensitivity(**options):
     testing.assert_aggregator_sensitivity(factory_of(**options), SMALL)
 
@@ -101,14 +93,6 @@ WEIGHTED = {"weight_cap": 4.0, **FIXED}
 DOUBLING = {"inner": federated.InnerSum(bugs.Doubling(), inflation=2.0), **FIXED}
 
 MUTATIONS = [
-    Mutation(
-        "a clip rule without a bound, where it is taken",
-        rules.QuantileClip,
-        "weights",
-        lambda self, norms, state: tf.ones_like(norms),
-        clip_rule_is_taken,
-        tried=True,
-    ),
     Mutation(
         "weights without a cap",
         RecordClip,

@@ -163,14 +163,6 @@ def clip_rule(**options):
     testing.assert_clip_rule(clipping.FixedClip(0.5), **options)
 
 
-def clip_rule_is_taken(**options):
-    """An optimizer takes the rule."""
-    try:
-        model_of(clip=clipping.FixedClip(0.5), **options)
-    except ValueError as error:
-        raise AssertionError(str(error)) from error
-
-
 def exact(**options):
     testing.assert_exact(model_of(**options), data())
 
@@ -490,14 +482,6 @@ MUTATIONS = [
         "weights",
         _floored,
         sensitivity,
-    ),
-    Mutation(
-        "a clip rule without a bound, where it is taken",
-        rules.FixedClip,
-        "weights",
-        _floored,
-        clip_rule_is_taken,
-        tried=True,
     ),
     Mutation(
         "bias left out of the norm",

@@ -14,8 +14,8 @@ from unittest import mock
 import pytest
 import tensorflow as tf
 
-from tfdpclip.clipping import bounds
 from tfdpclip.gradients import ExampleIsolationError
+from tfdpclip.kernel import limits
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "results" / "planted_bugs.md"
 
@@ -37,6 +37,14 @@ _LISTS = (
 )
 
 
+# Every step limits the weights and indicators of clip rules, which would mend a bug
+# that is planted in a rule.
+_UNLIMITED = {
+    "limit_weights": lambda rule, norms, state, weights: weights,
+    "indicators_of": lambda rule, *arguments: rule.indicators(*arguments),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Mutation:
     """A bug: where it is planted, and the check that must find it."""
@@ -48,9 +56,6 @@ class Mutation:
     check: Callable
     options: dict = dataclasses.field(default_factory=dict)
     slow: bool = False
-    # Whether the library tries clip rules where they are used, as it does outside of
-    # these lists. Trying would find a bug planted in a rule before the check does.
-    tried: bool = False
 
     @contextlib.contextmanager
     def planted(self):
@@ -58,10 +63,8 @@ class Mutation:
             stack.enter_context(
                 mock.patch.object(self.target, self.attribute, self.bug)
             )
-            if not self.tried:
-                stack.enter_context(
-                    mock.patch.object(bounds, "_fault", lambda rule: None)
-                )
+            for name, unlimited in _UNLIMITED.items():
+                stack.enter_context(mock.patch.object(limits, name, unlimited))
             yield
 
     def __str__(self):

@@ -1,9 +1,4 @@
-"""How one noise multiplier is shared by the noised quantities of a step.
-
-A step that releases the clipped sum and K noised counts is one joint Gaussian. The
-accountant is given its noise multiplier z; the sum and the counts get more noise than
-z, so that together they reveal no more than z allows (Andrew et al. 2021, Theorem 1).
-"""
+"""The noise split of `tfdpclip.kernel.noise_split`, with errors that say what to do."""
 
 import math
 from collections.abc import Sequence
@@ -11,9 +6,11 @@ from typing import Any
 
 from tfdpclip import _arguments
 from tfdpclip._docs import see
-
-#: The share of z^-2 that default counts may take, out of the rest after chosen counts.
-DEFAULT_SHARE = 0.5
+from tfdpclip.kernel.noise_split import (
+    count_share,
+    enlarged_stddevs,
+    remaining_multiplier,
+)
 
 
 class SmallBatchError(ValueError):
@@ -71,13 +68,10 @@ def split_noise_multiplier(
         _arguments.positive(f"count_stddevs[{k}]", s)
         for k, s in enumerate(_arguments.items("count_stddevs", count_stddevs))
     ]
-    if z == 0:
-        return 0.0
-    spent = math.fsum(_share(z, s) for s in stddevs)
-    remaining = 1 - spent
-    if not remaining > 0:
+    remaining = remaining_multiplier(z, stddevs)
+    if math.isnan(remaining):
         raise ValueError(_infeasible(z, stddevs))
-    return _arguments.finite("what noise_multiplier leaves", z / math.sqrt(remaining))
+    return _arguments.finite("what noise_multiplier leaves", remaining)
 
 
 def count_stddevs(
@@ -133,36 +127,13 @@ def enlarge_default_noise(
     stddevs: Sequence[float], free: Sequence[bool], records: float, z: float
 ) -> tuple[float, ...]:
     """As `count_stddevs`, for given counts, all of them checked."""
-    chosen, others = count_precisions(stddevs, free)
-    room = DEFAULT_SHARE * (1 - (z * chosen) * (z * chosen))
-    # If the chosen counts reveal too much, `split_noise_multiplier` raises.
-    if not room > 0 or z * others <= math.sqrt(room):
-        return tuple(stddevs)
-    factor = z * others / math.sqrt(room)
-    pairs = list(zip(stddevs, free, strict=True))
-    largest = max(factor * s for s, is_free in pairs if is_free)
+    enlarged = enlarged_stddevs(stddevs, free, z)
+    if enlarged == tuple(stddevs):
+        return enlarged
+    largest = max(s for s, is_free in zip(enlarged, free, strict=True) if is_free)
     if not largest <= records / 2:
         raise SmallBatchError(_unfollowable(z, records, largest))
-    return tuple(factor * s if is_free else s for s, is_free in pairs)
-
-
-def count_precisions(
-    stddevs: Sequence[float], free: Sequence[bool]
-) -> tuple[float, float]:
-    """Returns precisions p with (p z)^2 the share of z^-2 that counts take.
-
-    Args:
-      stddevs: `[K]`, the noise on each count.
-      free: `[K]`, whether each count has default noise.
-
-    Returns:
-      The precision of the chosen counts, and the precision of the free counts. An exact
-      count, of stddev 0, has infinite precision, and counts as chosen.
-    """
-    parts: tuple[list[float], list[float]] = ([], [])
-    for stddev, is_free in zip(stddevs, free, strict=True):
-        parts[is_free and stddev > 0].append(0.5 / stddev if stddev else math.inf)
-    return math.hypot(*parts[0]), math.hypot(*parts[1])
+    return enlarged
 
 
 def effective_noise_multiplier(
@@ -206,11 +177,6 @@ def effective_noise_multiplier(
     return smallest / math.sqrt(math.fsum((smallest / z) ** 2 for z in parts))
 
 
-def _share(z: float, stddev: float) -> float:
-    """The share of z^-2 that a count takes; 4 stands for more than all of z^-2."""
-    return min(z / (2 * stddev), 2.0) ** 2
-
-
 def _infeasible(z: float, stddevs: list[float]) -> str:
     """The message that names the most precise count, and sufficient noise."""
     worst = min(range(len(stddevs)), key=stddevs.__getitem__)
@@ -218,7 +184,7 @@ def _infeasible(z: float, stddevs: list[float]) -> str:
     common = z * math.sqrt(count) / 2
     least = min(10 * z * math.sqrt(count), 1e300)
     cohort = f"{math.floor(least) + 1}" if least < 1e15 else f"{least:.6g}"
-    rest = 1 - math.fsum(_share(z, s) for k, s in enumerate(stddevs) if k != worst)
+    rest = 1 - math.fsum(count_share(z, s) for k, s in enumerate(stddevs) if k != worst)
     if count > 1 and rest > 0:
         alone = f"it would have to be above {z / (2 * math.sqrt(rest)):.6g}, or all "
         alone += f"{count} counts above {common:.6g}"

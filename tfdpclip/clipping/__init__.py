@@ -10,8 +10,8 @@ a clip rule" in docs/architecture.md.
 """
 
 from tfdpclip.clipping.base import ClipRule, register_rule, registered_rules
-from tfdpclip.clipping.bounds import bound_rule
 from tfdpclip.clipping.groups import Groups, layer_of, make_groups
+from tfdpclip.clipping.interface import bound_rule
 from tfdpclip.clipping.layerwise import GroupedRule, LayerwiseClip
 from tfdpclip.clipping.public_norms import PublicNormClip, ScaledClip
 from tfdpclip.clipping.rules import (

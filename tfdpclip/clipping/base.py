@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -13,11 +12,12 @@ import tensorflow as tf
 from tfdpclip import _schedules
 from tfdpclip._arguments import shown
 from tfdpclip.clipping.groups import Groups
+from tfdpclip.kernel.rule import Rule
 
 _RULES: dict[str, type[ClipRule]] = {}
 
 
-class ClipRule(abc.ABC):
+class ClipRule(Rule):
     """The base class of clip rules.
 
     *Formal guarantees*
@@ -35,9 +35,11 @@ class ClipRule(abc.ABC):
       stddev z_g times ``noise_scales(state)[h]`` on group h therefore makes the sum a
       Gaussian mechanism of noise multiplier z_g.
 
-    The code of a rule does not show whether the guarantees hold, so they are tested: an
-    optimizer or aggregator refuses a rule that breaks a guarantee on a few adversarial
-    norms, and `dpc.testing.assert_clip_rule` tests many more norms.
+    The code of a rule does not show whether the guarantees hold. So every step limits
+    the weights and indicators of every rule, and computes those of a rule from outside
+    the library one record at a time (`tfdpclip.kernel.limits`). A rule that is limited
+    clips in another way than its author meant: `dpc.testing.assert_clip_rule` tests a
+    rule in a test.
 
     A rule states its abilities by these attributes of its class:
 
@@ -88,11 +90,6 @@ class ClipRule(abc.ABC):
         """The current clip norm of each group, `[L]`; `[1]` without groups."""
         return tf.reshape(self.clip_norm(state), [-1])
 
-    @property
-    def assignment(self) -> tuple[int, ...] | None:
-        """The group, 0 to L - 1, of each variable; None for a rule without groups."""
-        return None
-
     def bind(self, names: Sequence[str]) -> ClipRule:
         """This rule for variables of these names; only rules with groups differ.
 
@@ -102,51 +99,6 @@ class ClipRule(abc.ABC):
         del names
         return self
 
-    @abc.abstractmethod
-    def initial_state(self) -> Any:
-        """A nest of tensors: the clip norm and all further numbers of the rule.
-
-        The type is float32, except for a count of steps; `()` if there is no state.
-        """
-
-    @abc.abstractmethod
-    def weights(self, norms: tf.Tensor, state: Any) -> tf.Tensor:
-        """The factor for each record, `[B]`, from the records' norms, `[B]`.
-
-        The weight is 0 or above, and depends on the record's own norm and the state
-        alone. Its type is the norms' type, or float32 if that has less precision.
-
-        For a rule with L groups both are `[B, L]`: norms and factors of each group.
-        """
-
-    @abc.abstractmethod
-    def sensitivity(self, state: Any) -> tf.Tensor:
-        """The largest L2 norm of a weighted record: a float32 scalar.
-
-        For a rule with L groups, the largest norm of the part in each group, `[L]`.
-        """
-
-    def noise_scales(self, state: Any) -> tf.Tensor:
-        """The noise stddev on the sum at noise multiplier 1: a scalar, or `[L]`."""
-        return self.sensitivity(state)
-
-    def indicators(
-        self, norms: tf.Tensor, state: Any, present: tf.Tensor | None = None
-    ) -> tf.Tensor:
-        """The numbers that a step sums for the rule, `[B, K]`, each in [-1/2, 1/2].
-
-        Args:
-          norms: `[B]`, the records' norms before clipping.
-          state: the rule's state.
-          present: `[B]` booleans, False for padding; padding gives 0. None means that
-            every record is real.
-
-        Returns:
-          A float32 tensor `[B, K]`; K is 0 for a rule that does not adapt.
-        """
-        del state, present
-        return tf.zeros([tf.shape(norms)[0], 0], tf.float32)
-
     @property
     def indicator_levels(self) -> int:
         """Indicators are multiples of 1 / (2 * levels); secure sums round to these.
@@ -154,16 +106,6 @@ class ClipRule(abc.ABC):
         1 for bits of +-1/2. The default is 256.
         """
         return 256
-
-    def next_state(self, state: Any, fractions: tf.Tensor) -> Any:
-        """The state after seeing the noised fractions, `[K]`.
-
-        Fraction k is the noised sum of indicator k, divided by the public expected
-        number of records, plus 1/2. Noise may take a fraction outside of [0, 1]; for a
-        rule from outside the library, fractions are clamped to [0, 1].
-        """
-        del fractions
-        return state
 
     def mean_fraction(self, before: Any, after: Any, steps: int) -> float | None:
         """The mean of the noised fractions of several steps.
@@ -182,29 +124,6 @@ class ClipRule(abc.ABC):
     def check_noise(self, stddevs: Sequence[float]) -> None:
         """Warns if the noise on the fractions, `[K]`, is too large for the rule."""
         del stddevs
-
-    def count_stddevs(
-        self, records_per_step: float, private: bool = True
-    ) -> tuple[float, ...]:
-        """The noise stddev for each of the K sums of indicators.
-
-        Args:
-          records_per_step: the public expected number of records in a step, which
-            decides the defaults.
-          private: False for a run without privacy, where the default is 0: the exact
-            fraction.
-        """
-        del records_per_step, private
-        return ()
-
-    @property
-    def default_counts(self) -> tuple[bool, ...]:
-        """For each of the K counts, whether its noise is a default.
-
-        Default noise is made larger where the sum would have too little left of z:
-        `dpc.accounting.count_stddevs`.
-        """
-        return (False,) * len(self.count_stddevs(1.0))
 
     def clip_norm(self, state: Any) -> tf.Tensor:
         """The current clip norm, for reports: a float32 scalar."""

@@ -7,7 +7,6 @@ from typing import Any
 from tfdpclip import _arguments, _schedules
 from tfdpclip._arguments import shown
 from tfdpclip.clipping.base import ClipRule, registered_rules
-from tfdpclip.clipping.bounds import check_rule
 from tfdpclip.clipping.rules import FixedClip
 from tfdpclip.tensorflow_privacy import as_clip, in_place_of
 
@@ -22,15 +21,14 @@ def as_rule(clip: Any, name: str = "clip") -> ClipRule:
       name: the argument's name, for errors.
 
     Raises:
-      ValueError: if `clip` is none of these, or a rule that does not bound its records
-        (a rule with groups is tested by `bound_rule`, which knows the variables).
+      ValueError: if `clip` is none of these,.
 
     >>> as_rule(1.5)
     FixedClip(norm=1.5)
     """
     clip = as_clip(clip) or clip
     if isinstance(clip, ClipRule):
-        return check_rule(clip, name)
+        return clip
     if isinstance(clip, dict) and "module" not in clip:
         kind, config = clip.get("class_name"), clip.get("config", {})
         known = registered_rules()
@@ -47,7 +45,7 @@ def as_rule(clip: Any, name: str = "clip") -> ClipRule:
             raise ValueError(
                 f"{name} has a config that {kind} does not take: {error}"
             ) from error
-        return check_rule(rule, name)
+        return rule
     if isinstance(clip, (str, bytes, bool)) or clip is None:
         raise ValueError(
             f"{name} must be a clip norm or a clip rule, got {shown(clip)}. For "

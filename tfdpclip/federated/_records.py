@@ -12,13 +12,8 @@ import tensorflow as tf
 
 from tfdpclip._docs import see
 from tfdpclip.clipping import ClipRule, bound_rule
-from tfdpclip.clipping.held import (
-    limit_indicators,
-    limit_weights,
-    scales_of,
-    trace_scales,
-)
 from tfdpclip.federated import _tff
+from tfdpclip.kernel import limits
 
 # Below this, float32 squares that underflow could matter to the sum of squares.
 _SMALL_SQUARES = 1e-18
@@ -163,7 +158,6 @@ class RecordClip:
     def __init__(self, rule: ClipRule, layout: Layout):
         self.layout = layout
         self.rule = bound_rule(rule, layout.names)
-        trace_scales(self.rule)
         assignment = self.rule.assignment
         self.flat = assignment is None
         self.assignment = (
@@ -212,7 +206,7 @@ class RecordClip:
 
     def noise_scales(self, state: Any) -> tf.Tensor:
         """The ratio of each group's noise stddev to z_g, float64 `[L]`."""
-        scales = tf.cast(scales_of(self.rule)(state), tf.float64)
+        scales = tf.cast(limits.scales_of(self.rule)(state), tf.float64)
         return tf.reshape(scales, [self.groups])
 
     def norms(self, leaves: Sequence[tf.Tensor], exact: bool = False) -> tf.Tensor:
@@ -276,14 +270,13 @@ class RecordClip:
             present = tf.logical_and(present, tf.math.is_finite(share))
         norms = tf.where(present, norms, tf.zeros_like(norms))
         batched = norms if self.flat else norms[tf.newaxis]
-        weights = self.rule.weights(batched, state)
-        weights = limit_weights(self.rule, batched, state, weights)
+        weights = limits.weights_of(self.rule, batched, state)
         weights = tf.reshape(weights, [self.groups])
         if share is not None:
             weights *= tf.cast(tf.clip_by_value(share, 0.0, 1.0), weights.dtype)
         weights = tf.where(present, weights, tf.zeros_like(weights))
-        indicators = self.rule.indicators(batched, state, tf.reshape(present, [1]))
-        indicators = limit_indicators(self.rule, indicators)
+        one = tf.reshape(present, [1])
+        indicators = limits.indicators_of(self.rule, batched, state, one)
         return weights, weights * norms, tf.cast(tf.squeeze(indicators, 0), tf.float32)
 
     def spread(self, values: tf.Tensor) -> tf.Tensor:

@@ -10,7 +10,6 @@ import tensorflow as tf
 from tfdpclip._arguments import shown
 from tfdpclip._docs import see
 from tfdpclip.clipping import ClipRule
-from tfdpclip.clipping.bounds import check_rule
 from tfdpclip.gradients.engine import PerExampleGradients
 from tfdpclip.gradients.loss import drawn_rows
 from tfdpclip.sampling.provenance import rows_per_record_of
@@ -103,7 +102,6 @@ def clipped_sum(
         raise ValueError(
             f"rule must be a clip rule, such as FixedClip(1.0), got {shown(rule)}."
         )
-    check_rule(rule, "rule")
     options.setdefault("groups", rule.assignment)
     gradients = _of_records(loss, variables, options)
     return gradients.clipped_sum(rule, state), gradients.norms

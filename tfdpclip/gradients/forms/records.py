@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpclip.clipping import ClipRule
-from tfdpclip.clipping.held import limit_weights
 from tfdpclip.gradients.forms.perturbation import Perturbation
+from tfdpclip.kernel import limits
 
 
 class RecordGradients(abc.ABC):
@@ -123,7 +123,7 @@ class RecordGradients(abc.ABC):
           norms: `record_norms` for this rule, if already computed.
         """
         norms = self.record_norms(rule.assignment) if norms is None else norms
-        weights = limit_weights(rule, norms, state, rule.weights(norms, state))
+        weights = limits.weights_of(rule, norms, state)
         weights = self.mask(weights)
         return self.weighted_sum(weights, rule.assignment)
 

@@ -1,17 +1,25 @@
-"""Tests that a clip rule is a pure function, in every kind of graph."""
+"""Checks of a rule of the library: a pure function, in every graph and in groups."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdpclip._arguments import shown
-from tfdpclip.clipping import ClipRule
-from tfdpclip.clipping.bounds import ROUNDING, UNALIGNED, Trial, format_state, groups_of
+from tfdpclip.clipping import ClipRule, LayerwiseClip, PublicNormClip, ScaledClip
 from tfdpclip.gradients.graph import ops
+from tfdpclip.testing import clip_rules
+from tfdpclip.testing.rule_trials import (
+    ROUNDING,
+    UNALIGNED,
+    Trial,
+    as_double,
+    format_state,
+    groups_of,
+)
 
 # Ops that are stateful because of their bodies, which are checked separately; and
 # `Assert`, by which Keras's piecewise schedules check the step.
@@ -195,3 +203,79 @@ class _Imported:
         with tf.compat.v1.Session(graph=self._graph) as session:
             fed = dict(zip(self._given, values, strict=True))
             return [np.asarray(x) for x in session.run(self._outputs, fed)]
+
+
+def check_groups(
+    rule: ClipRule, names: Sequence[str], draw: np.random.Generator
+) -> None:
+    """Checks a rule without groups inside every rule that takes an inner rule."""
+    places: list[ClipRule] = [LayerwiseClip(rule, groups="variable")]
+    places.append(LayerwiseClip(rule, groups="variable", allocation="joint"))
+    numbers = np.geomspace(1e-2, 1e2, len(names)).tolist()
+    places.append(ScaledClip(numbers, rule, groups="variable"))
+    if rule.elementwise:
+        _check_elementwise(rule, len(names), draw)
+        places.append(PublicNormClip(rule, groups="variable", norms=numbers))
+    for place in places:
+        grouped = place.bind(names)
+        state = grouped.initial_state()
+        counts = len(grouped.count_stddevs(_RECORDS))
+        moved = tf.constant(draw.uniform(size=counts), tf.float32, [counts])
+        for there in (state, grouped.next_state(state, moved)):
+            for dtype in (np.float32, np.float64):
+                trial = Trial(
+                    grouped, there, dtype, clip_rules._drawn(grouped, dtype, draw)
+                )
+                fault = trial.fault()
+                if fault is not None:
+                    raise AssertionError(f"inside {type(place).__name__}, {fault}")
+
+
+def _check_elementwise(rule: ClipRule, groups: int, draw: np.random.Generator) -> None:
+    """Checks that `[B, L]`, with a clip norm per column, equals separate columns."""
+    counts = len(rule.count_stddevs(_RECORDS))
+    if counts > 1:
+        raise AssertionError(
+            f"it has {counts} counts, so it cannot be elementwise: columns of "
+            "indicators would be groups or counts"
+        )
+    norms = tf.constant(10.0 ** draw.uniform(-4, 4, (64, groups)), tf.float32)
+    fractions = np.zeros([0]) if not counts else draw.uniform(size=groups)
+    alone = [rule.initial_state() for _ in range(groups)]
+    spread = tf.nest.map_structure(
+        lambda part: tf.repeat(part, groups) if part.dtype.is_floating else part,
+        rule.initial_state(),
+    )
+    for step in range(3):
+        if step:
+            own = [fractions[h : h + 1] for h in range(groups)]
+            alone = [
+                rule.next_state(state, tf.constant(part, tf.float32))
+                for state, part in zip(alone, own, strict=True)
+            ]
+            spread = rule.next_state(spread, tf.constant(fractions, tf.float32))
+        methods = ["weights", "indicators"] if counts else ["weights"]
+        for method in methods:
+            call = getattr(rule, method)
+            columns = [
+                as_double(call(norms[:, h], state)).reshape(-1)
+                for h, state in enumerate(alone)
+            ]
+            together, wanted = as_double(call(norms, spread)), np.stack(columns, axis=1)
+            if together.shape != wanted.shape or not np.allclose(
+                together, wanted, rtol=UNALIGNED, atol=0
+            ):
+                raise AssertionError(
+                    f"it says that it is elementwise, but {method} of {groups} groups "
+                    "together differs from separate groups, in state "
+                    f"{format_state(spread)}"
+                )
+        for method in ("sensitivity", "clip_norm"):
+            wanted = [float(getattr(rule, method)(state)) for state in alone]
+            found = np.broadcast_to(as_double(getattr(rule, method)(spread)), groups)
+            if not np.allclose(found, wanted, rtol=ROUNDING, atol=0):
+                raise AssertionError(
+                    f"it says that it is elementwise, but {method} of {groups} groups "
+                    f"together is {shown(found.tolist())}, and {shown(wanted)} for "
+                    "separate groups"
+                )

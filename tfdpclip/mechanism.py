@@ -100,7 +100,7 @@ class Mechanism(mechanism.Mechanism):
             noise_split.split_noise_multiplier(first, counts)
         super().__init__(rule, z, records, inflation=inflation, divisor=divisor)
         if self.count_stddevs:
-            self.rule.check_noise([s / self.records for s in self.count_stddevs])
+            rule.check_noise([s / self.records for s in self.count_stddevs])
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

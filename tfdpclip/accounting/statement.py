@@ -11,7 +11,7 @@ from typing import Any
 
 import dp_accounting
 
-from tfdpclip import _arguments
+from tfdpclip import _arguments, kernel
 from tfdpclip._notebook import ShownAsText
 from tfdpclip._version import __version__
 from tfdpclip.accounting import accountants, search
@@ -119,6 +119,7 @@ class PrivacyStatement(ShownAsText):
             "setting": _SETTING,
             "not_covered": _NOT_COVERED,
             "computed_by": f"tfdpclip {__version__}",
+            "kernel": kernel.digest(),
         }
         if self.epsilon == math.inf:
             content["epsilon"] = None

@@ -124,7 +124,7 @@ class Mechanism:
 
     def _multiplier_at(self, step: Any) -> Any:
         z = self.noise_multiplier
-        return z(step) if self.scheduled else z
+        return z(step) if callable(z) else z
 
     def gradient_noise_multiplier(self, step: Any = 0) -> Any:
         """z_g, the part of z that the counts leave for the sums.

@@ -39,8 +39,8 @@ _OTHER_PEOPLE = (
 
 def _assumptions_of(sampling: Any) -> tuple[str, ...]:
     """The assumptions about data that were drawn, beyond those of the scheme."""
-    found = getattr(sampling, "assumptions", ())
-    return found if isinstance(found, tuple) else ()
+    assumptions = getattr(sampling, "assumptions", ())
+    return assumptions if isinstance(assumptions, tuple) else ()
 
 
 class Ledger(Spending):
@@ -323,12 +323,12 @@ class Ledger(Spending):
           ValueError: If no phase was begun.
         """
         self._audit.note_assumptions()
-        kept = self.notes
-        self.notes = [*kept, *self._audit.open_ends()]
+        notes = self.notes
+        self.notes = [*notes, *self._audit.open_ends()]
         try:
             return super().statement()
         finally:
-            self.notes = kept
+            self.notes = notes
 
     def add_unseen(
         self,
@@ -442,10 +442,10 @@ class Ledger(Spending):
         except ValueError as error:
             raise ValueError(f"{path} is not a privacy ledger: {error}") from error
         for name, expected in (("delta", delta), ("accountant", accountant)):
-            found = getattr(ledger, name)
-            if expected is not None and expected != found:
+            value = getattr(ledger, name)
+            if expected is not None and expected != value:
                 raise PrivacyMismatchError(
-                    f"{path} was kept for {name} = {found!r}, not {expected!r}."
+                    f"{path} was kept for {name} = {value!r}, not {expected!r}."
                 )
         ledger._file = file
         return ledger

@@ -135,10 +135,10 @@ class Phase:
 
     def foreign(self) -> list[Any]:
         """Parts from outside the library: a scheme, a matrix, or a part of either."""
-        found = _arguments.foreign(self.sampling, SamplingScheme)
+        foreigners = _arguments.foreign(self.sampling, SamplingScheme)
         if self.noise is not None:
-            found += _arguments.foreign(self.noise, correlated.NoiseMatrix)
-        return found
+            foreigners += _arguments.foreign(self.noise, correlated.NoiseMatrix)
+        return foreigners
 
     def refuse_unreadable(self, path: Any) -> None:
         """Raises if the ledger has a file that could not be read again."""

@@ -56,13 +56,13 @@ def settings_since(before: Mapping[str, int]) -> list[tuple[str, int, ReleaseSet
     Returns:
       The identity, the number of the releases, and their settings.
     """
-    found = []
+    releases = []
     for counter in list(COUNTERS):
         made = counter.releases - before.get(counter.identity, 0)
         settings = counter.take_settings() if made else None
         if settings is not None:
-            found.append((counter.identity, made, settings))
-    return found
+            releases.append((counter.identity, made, settings))
+    return releases
 
 
 def raise_failures(identities: Collection[str]) -> None:

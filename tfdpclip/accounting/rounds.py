@@ -202,11 +202,13 @@ class RoundBudget:
             noise = round_noise.noise_of_aggregator(aggregator, declared, unit)
             needed = aggregator.accountant
             self._noise = aggregator.round_noise
-            told, assumed = aggregator.of_a_phase(cohorts)
+            settings, assumed = aggregator.of_a_phase(cohorts)
         else:
             needed = None
             self._noise = round_noise.declared_noise(noise_multiplier, noise)
-            told = dict(noise_multiplier=noise_multiplier, sampling=cohorts, clip=clip)
+            settings = dict(
+                noise_multiplier=noise_multiplier, sampling=cohorts, clip=clip
+            )
             assumed = (
                 f"{self._noise}, as declared: the budget was given no aggregator",
             )
@@ -220,7 +222,7 @@ class RoundBudget:
             )
         self.ledger = Ledger.open(ledger, delta, accountant or needed or "pld")
         self._phase = dict(
-            told, unit=unit, **round_noise.settings_of_noise(noise, cohorts.scheme)
+            settings, unit=unit, **round_noise.settings_of_noise(noise, cohorts.scheme)
         )
         #: The correlated noise of the accounting; None for independent noise.
         self.noise = noise

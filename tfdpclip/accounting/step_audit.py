@@ -137,12 +137,12 @@ class StepAudit:
             yield
         finally:
             self._in_block = False
-        found = settings_since(before)
-        for holder, made, _ in found:
+        releases = settings_since(before)
+        for holder, made, _ in releases:
             self._in_blocks.add(holder)
             if holder != self._ledger.holder:
                 self._ledger._credit_to(holder, made)
-        for _, made, settings in found:
+        for _, made, settings in releases:
             self._compare_settings(made, settings)
         made = releases_since(before)
         self._compare_steps(steps, made)
@@ -150,9 +150,9 @@ class StepAudit:
         self._compare_draws([use.scheme for use in uses])
         self._compare_orders(uses)
         self._compare_number(made)
-        for holder, _, settings in found:
+        for holder, _, settings in releases:
             self._compare_outside(holder, settings, uncounted)
-        raise_failures([holder for holder, _, _ in found])
+        raise_failures([holder for holder, _, _ in releases])
 
     def note_assumptions(self) -> None:
         """Has the ledger assume what the steps so far need."""
@@ -214,17 +214,17 @@ class StepAudit:
     def _compare_draws(self, schemes: list[Any]) -> None:
         """Raises if a step used an element that another scheme drew more often."""
         phase = self._ledger._current()
-        others = [one for one in schemes if not _covers(phase.sampling, one)]
-        if not others:
+        uncovered = [one for one in schemes if not _covers(phase.sampling, one)]
+        if not uncovered:
             return
         problem = (
             f"The ledger counts {phase.sampling.describe()}, and the step was of an "
-            f"element drawn by {others[0].describe()}."
+            f"element drawn by {uncovered[0].describe()}."
         )
         if phase.noise is not None:
             self._ledger.assume(f"something ran that is not counted: {problem}")
         else:
-            self._ledger.add_unseen(len(others))
+            self._ledger.add_unseen(len(uncovered))
         self._ledger.save()
         raise PrivacyMismatchError(
             f"{problem} Begin with the batches of the loop: ledger.begin("
@@ -356,16 +356,18 @@ class StepAudit:
 
     def _compare_steps(self, said: int, made: int) -> None:
         """Raises if declared steps differ from the steps that optimizers made."""
-        self._compared = said, made = self._compared[0] + said, self._compared[1] + made
-        if not made or said == made:
+        before, made_before = self._compared
+        declared, made = declared + before, made + made_before
+        self._compared = declared, made
+        if not made or declared == made:
             return
         self._compared = 0, 0
-        if made > said:
-            self._ledger.add_unseen(made - said, holder=self._ledger.holder)
+        if made > declared:
+            self._ledger.add_unseen(made - declared, holder=self._ledger.holder)
         raise PrivacyMismatchError(
-            f"ledger.step() counted {said} steps, and private optimizers made {made}. "
-            "Write with ledger.step(): around one step of one optimizer, for every "
-            "draw. An empty draw is a step of pure noise as well; skipping the step "
+            f"ledger.step() counted {declared} steps, and private optimizers made "
+            f"{made}. Write with ledger.step(): around one step of one optimizer, for "
+            "every draw. An empty draw is a step of pure noise as well; skipping the step "
             "(if tf.reduce_sum(w) > 0) reveals that the draw was empty."
             + see("two-steps-on-one-draw")
         )
@@ -383,16 +385,16 @@ class StepAudit:
         if not made or isinstance(phase.sampling, FullBatch):
             return  # Further steps of all records are steps like any other.
         covered = functools.partial(_covers, phase.sampling)
-        drawn, others = element_uses.steps_drawn(self._spent, covered)
-        again = self._made - drawn
-        if again <= 0 or not (drawn or others):
+        drawn, uncovered = element_uses.steps_drawn(self._spent, covered)
+        repeated = self._made - drawn
+        if repeated <= 0 or not (drawn or uncovered):
             return
         problem = (
             f"Private optimizers made {self._made} steps, and {drawn} were drawn by "
-            f"{phase.sampling.describe()}: {again} steps were made of "
+            f"{phase.sampling.describe()}: {repeated} steps were made of "
         )
-        if others:
-            problem += f"elements drawn by {others[0].describe()}."
+        if uncovered:
+            problem += f"elements drawn by {uncovered[0].describe()}."
             advice = (
                 "Begin with the batches of the loop: ledger.begin(..., "
                 "sampling=batches)." + see("batches-drawn-another-way")
@@ -411,6 +413,6 @@ class StepAudit:
             self._ledger.assume(f"something ran that is not counted: {problem}")
         else:
             # The steps, and those that used their draws before, as if of all records.
-            self._ledger.add_unseen(2 * again)
+            self._ledger.add_unseen(2 * repeated)
         self._ledger.save()
         raise PrivacyMismatchError(f"{problem} {advice}")

@@ -131,12 +131,12 @@ class ClipRule(Rule):
 
     def __str__(self) -> str:
         """The rule with the settings that differ from the defaults."""
-        given = [
+        changed = [
             f"{name}={_schedules.in_words(value)}"
             for name, value, default in self._settings()
             if _schedules.as_config(value) != _schedules.as_config(default)
         ]
-        return f"{type(self).__name__}({', '.join(given)})"
+        return f"{type(self).__name__}({', '.join(changed)})"
 
     __repr__ = __str__
 
@@ -216,13 +216,13 @@ def register_rule(rule_class: type[ClipRule]) -> type[ClipRule]:
             f"rule_class must be a subclass of ClipRule, got {shown(rule_class)}."
         )
     name = rule_class.__name__
-    known = _RULES.get(name)
+    registered = _RULES.get(name)
     # The same class made again, by a notebook's cell or a reload, replaces the first.
-    if known is not None and _home(known) != _home(rule_class):
+    if registered is not None and _home(registered) != _home(rule_class):
         raise ValueError(
             f"rule_class is called {name}, and so is the registered class "
-            f"{known.__module__}.{known.__qualname__}: a saved rule would be loaded as "
-            "the wrong class: choose another name."
+            f"{registered.__module__}.{registered.__qualname__}: a saved rule would be "
+            "loaded as the wrong class: choose another name."
         )
     _RULES[name] = rule_class
     return rule_class

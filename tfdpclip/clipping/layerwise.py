@@ -193,8 +193,8 @@ class LayerwiseClip(GroupedRule):
     @property  # type: ignore[override]
     def threshold(self) -> str | None:
         """ "group" if every group's rule has a norm above which it shortens records."""
-        found = {rule.threshold for rule in self._given_rules()}
-        return "group" if found == {"record"} else None
+        thresholds = {rule.threshold for rule in self._given_rules()}
+        return "group" if thresholds == {"record"} else None
 
     def _given_rules(self) -> list[ClipRule]:
         if isinstance(self.rule, dict):
@@ -291,8 +291,8 @@ class LayerwiseClip(GroupedRule):
     def count_stddevs(
         self, records_per_step: float, private: bool = True
     ) -> tuple[float, ...]:
-        found = [rule.count_stddevs(records_per_step, private) for rule in self.rules]
-        return tuple(stddev for part in found for stddev in part)
+        stddevs = [rule.count_stddevs(records_per_step, private) for rule in self.rules]
+        return tuple(stddev for part in stddevs for stddev in part)
 
     @property
     def default_counts(self) -> tuple[bool, ...]:

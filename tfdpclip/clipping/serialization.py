@@ -31,16 +31,16 @@ def as_rule(clip: Any, name: str = "clip") -> ClipRule:
         return clip
     if isinstance(clip, dict) and "module" not in clip:
         kind, config = clip.get("class_name"), clip.get("config", {})
-        known = registered_rules()
-        if not isinstance(kind, str) or kind not in known:
+        registered = registered_rules()
+        if not isinstance(kind, str) or kind not in registered:
             raise ValueError(
                 f"{name} names an unknown rule {shown(kind)}; known: "
-                f"{', '.join(known)}. A rule of your own is known once its class is "
-                "registered, by @dpc.clipping.register_rule above it: import the "
+                f"{', '.join(registered)}. A rule of your own is known once its class "
+                "is registered, by @dpc.clipping.register_rule above it: import the "
                 "module that defines the class before you load what was saved."
             )
         try:
-            rule = known[kind](**config)
+            rule = registered[kind](**config)
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"{name} has a config that {kind} does not take: {error}"

@@ -89,10 +89,10 @@ class Comparison:
         rules = engine.flows.without_gradient()
         pools = (op for op in engine.flows.ops if op.type == "MaxPool3D")
         with own_gradients({**rules, **dict.fromkeys(pools, _gradient_of_pool)}):
-            found = gradients_at(
+            gradients = gradients_at(
                 engine.loss, engine.handles, tf.cast(seed, engine.loss.dtype)
             )
-        pairs = zip(found, self._sizes, strict=True)
+        pairs = zip(gradients, self._sizes, strict=True)
         return tf.concat([_flat(*pair) for pair in pairs], axis=0)
 
     def empty_results(self) -> list[tf.Tensor]:

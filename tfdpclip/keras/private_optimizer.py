@@ -128,9 +128,9 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             private_state.restore_public_statistics(loss)
             handles = [loss.graph.capture(v.handle) for v in var_list]
             public = public_handles(loss.graph, handles, self._public())
-            found = find_state_reads(loss, Dataflow([loss], handles, public=public))
+            reads = find_state_reads(loss, Dataflow([loss], handles, public=public))
             records = WholeGradient(loss, var_list, perturbation)
-            records.checks_passed = here.constant.check(found)
+            records.checks_passed = here.constant.check(reads)
             return records
         with drawn_rows.released():
             records = PerExampleGradients(
@@ -164,13 +164,13 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
         called = drawn_rows.function_of_loop(graph)
         if called is None:
             return
-        own = [*var_list, *self.written_by_steps()]
+        variables = [*var_list, *self.written_by_steps()]
 
         def refuse():
             # The functions around the step are complete when a loop calls them.
-            made = find_altered_data(called, own, self._step_history.identity)
-            if made is not None:
-                raise PrivacyMismatchError(ALTERED_DATA.format(made))
+            altered = find_altered_data(called, variables, self._step_history.identity)
+            if altered is not None:
+                raise PrivacyMismatchError(ALTERED_DATA.format(altered))
             return tf.constant(True)
 
         with tf.init_scope():
@@ -205,12 +205,12 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             return
         variables = gradients.variables
         filled = self._unsaved.here.sums.add(variables, sums, counts)
-        known = [i for i, extra in enumerate(shared) if extra is not None]
+        places = [i for i, extra in enumerate(shared) if extra is not None]
 
         def finish(*extras):
             kept = self._unsaved.here.sums
             terms: list = [None] * len(variables)
-            for i, extra in zip(known, extras, strict=True):
+            for i, extra in zip(places, extras, strict=True):
                 terms[i] = extra
             self._finish(gradients, kept.state, *kept.totals(variables), terms)
             kept.clear()
@@ -219,7 +219,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
             self._step_history,
             filled >= self._accumulation_steps,
             finish,
-            [tf.convert_to_tensor(shared[i]) for i in known],
+            [tf.convert_to_tensor(shared[i]) for i in places],
             # On some replicas, an error cut the step short.
             astray=lambda: self._unsaved.here.sums.clear(),
         )
@@ -271,8 +271,8 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
         *totals, counts = replicas.summed([*(parts[i] for i in places), counts])
         for i, total in zip(places, totals, strict=True):
             parts[i] = tf.cast(total, gradients.variables[i].dtype)
-        own = self.clip_state
-        release = mechanism.finish(own, parts, counts, step=step, divided=True)
+        clip_state = self.clip_state
+        release = mechanism.finish(clip_state, parts, counts, step=step, divided=True)
         replicas.run_once(
             history, self._assign_clip_state, tf.nest.flatten(release.next_state)
         )

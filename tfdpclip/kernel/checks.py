@@ -65,17 +65,17 @@ def foreign(value: Any, kind: type) -> list[Any]:
     [1.5]
     """
     module = type(value).__module__
-    others = [] if module.split(".")[0] == "tfdpclip" else [value]
+    foreigners = [] if module.split(".")[0] == "tfdpclip" else [value]
     parts = list(getattr(value, "__dict__", {}).values())
     while parts:
         part = parts.pop()
         if isinstance(part, kind):
-            others += foreign(part, kind)
+            foreigners += foreign(part, kind)
         elif isinstance(part, Mapping):
             parts += part.values()
         elif isinstance(part, (list, tuple)):
             parts += part
-    return others
+    return foreigners
 
 
 def positive(name: str, value: Any) -> float:

@@ -267,14 +267,14 @@ class Mechanism:
                 f"sums has {len(sums)} entries, but the clip rule was bound to "
                 f"{len(of)} variables."
             )
-        known = len(self.count_stddevs)
-        if not counts.shape.is_compatible_with([known]):
+        count = len(self.count_stddevs)
+        if not counts.shape.is_compatible_with([count]):
             raise ValueError(
-                f"counts has shape {counts.shape}, but the clip rule counts {known}."
+                f"counts has shape {counts.shape}, but the clip rule counts {count}."
             )
         parts = {i: part for i, part in enumerate(sums) if part is not None}
         *drawn, count_noise = noise.sample_all(
-            [*(part.shape for part in parts.values()), [known]],
+            [*(part.shape for part in parts.values()), [count]],
             [*(columns[of[i]] for i in parts), 1.0],
             [*(part.dtype for part in parts.values()), tf.float32],
         )

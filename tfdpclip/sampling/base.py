@@ -72,10 +72,10 @@ class DrawKey:
         self, name: str, asked: tuple, make: Callable[[], np.ndarray]
     ) -> np.ndarray:
         """Returns `make()`, cached until a call with other arguments, `asked`."""
-        found = self._kept.get(name)
-        if found is None or found[0] != asked:
-            found = self._kept[name] = asked, make()
-        return found[1]
+        entry = self._kept.get(name)
+        if entry is None or entry[0] != asked:
+            entry = self._kept[name] = asked, make()
+        return entry[1]
 
 
 class SamplingScheme(abc.ABC):

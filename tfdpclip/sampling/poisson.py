@@ -85,22 +85,22 @@ class IndependentRecords(SamplingScheme):
         return self.capacity or self.default_capacity(population)
 
     def _for_data(self, population: int, capacity: int) -> SamplingScheme:
-        known = self.population
-        if known is not None and self.capacity is not None and known < population:
+        planned = self.population
+        if planned is not None and self.capacity is not None and planned < population:
             raise ValueError(
-                f"population = {known} is less than the {population} records given."
+                f"population = {planned} is less than the {population} records given."
             )
         if capacity >= population:
             return self._with_room(None, None)
         return self._with_room(
             min(capacity, self.capacity or capacity),
-            max(population, known or population),
+            max(population, planned or population),
         )
 
     def _with_room(self, capacity: int | None, population: int | None) -> Any:
         """The same scheme with the given capacity and population."""
-        own = cast(Any, self)
-        return dataclasses.replace(own, capacity=capacity, population=population)
+        scheme = cast(Any, self)
+        return dataclasses.replace(scheme, capacity=capacity, population=population)
 
 
 class PoissonDraws(IndependentRecords):

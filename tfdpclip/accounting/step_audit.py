@@ -354,7 +354,7 @@ class StepAudit:
             "step, and change=True." + see("epsilon-that-means-something-else")
         )
 
-    def _compare_steps(self, said: int, made: int) -> None:
+    def _compare_steps(self, declared: int, made: int) -> None:
         """Raises if declared steps differ from the steps that optimizers made."""
         before, made_before = self._compared
         declared, made = declared + before, made + made_before
@@ -367,8 +367,8 @@ class StepAudit:
         raise PrivacyMismatchError(
             f"ledger.step() counted {declared} steps, and private optimizers made "
             f"{made}. Write with ledger.step(): around one step of one optimizer, for "
-            "every draw. An empty draw is a step of pure noise as well; skipping the step "
-            "(if tf.reduce_sum(w) > 0) reveals that the draw was empty."
+            "every draw. An empty draw is a step of pure noise as well; skipping the "
+            "step (if tf.reduce_sum(w) > 0) reveals that the draw was empty."
             + see("two-steps-on-one-draw")
         )
 

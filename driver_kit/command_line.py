@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,13 +22,33 @@ def wants_help(arguments: Sequence[str]) -> bool:
     return not set(HELP).isdisjoint(arguments)
 
 
+def refusal(program: str, error: object) -> SystemExit:
+    """Says on the standard error what is wrong, as argparse does.
+
+    Args:
+      program: its name or file.
+      error: what is wrong, and what to write.
+
+    Returns:
+      The exception to raise; the exit code is 2.
+
+    >>> str(refusal("digits.py", "flag --steps=0: must be 1 or more."))
+    'digits: error: flag --steps=0: must be 1 or more.'
+    """
+    line = f"{pathlib.Path(program).stem}: error: {error}"
+    print(line, file=sys.stderr)
+    end = SystemExit(line)
+    end.code = 2
+    return end
+
+
 def argument_parser(about: str | None, **options: Any) -> argparse.ArgumentParser:
     """An argparse parser that knows all of `HELP` and keeps the lines of `about`."""
     parser = argparse.ArgumentParser(
         description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
-        **options,
+        **{"prog": pathlib.Path(sys.argv[0]).stem, **options},
     )
     parser.add_argument(*HELP, action="help", help="Show this.")
     return parser

@@ -26,11 +26,16 @@ class _LazyModule(types.ModuleType):
 
     def __init__(self, name: str, path: str | None = None):
         super().__init__(name)
-        self.__dict__["_path"] = path
+        object.__setattr__(self, "_path", path)
 
     def _target(self) -> Any:
         module = importlib.import_module(self.__name__)
         return module if self._path is None else operator.attrgetter(self._path)(module)
+
+    @property
+    def __dict__(self) -> dict[str, Any]:
+        # pytest's `monkeypatch` deletes an attribute that it did not see here.
+        return vars(self._target())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target(), name)

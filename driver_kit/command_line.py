@@ -23,23 +23,19 @@ def wants_help(arguments: Sequence[str]) -> bool:
 
 
 def refusal(program: str, error: object) -> SystemExit:
-    """Says on the standard error what is wrong, as argparse does.
+    """The end of a program that cannot do what it was asked for, in argparse's words.
 
     Args:
       program: its name or file.
       error: what is wrong, and what to write.
 
     Returns:
-      The exception to raise; the exit code is 2.
+      The exception to raise: its line goes to the standard error, the status is 1.
 
     >>> str(refusal("digits.py", "flag --steps=0: must be 1 or more."))
     'digits: error: flag --steps=0: must be 1 or more.'
     """
-    line = f"{pathlib.Path(program).stem}: error: {error}"
-    print(line, file=sys.stderr)
-    end = SystemExit(line)
-    end.code = 2
-    return end
+    return SystemExit(f"{pathlib.Path(program).stem}: error: {error}")
 
 
 def argument_parser(about: str | None, **options: Any) -> argparse.ArgumentParser:

@@ -20,7 +20,9 @@ def main(arguments: list[str]) -> None:
         print(__doc__)
         return
     if not arguments:
-        raise command_line.refusal("federated_files", "name files, FILE ...")
+        raise command_line.refusal(
+            "federated_files", "Usage: python -m tff_tasks.federated_files FILE ..."
+        )
     for argument in arguments:
         try:
             add_index(argument)

@@ -184,7 +184,7 @@ def test_approximations_are_labelled(capsys):
 def test_errors_are_one_line(arguments, message, capsys):
     with pytest.raises(SystemExit) as info:
         _run(capsys, *arguments)
-    assert info.value.code == 2
+    assert info.value.code == 1
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error

@@ -257,14 +257,19 @@ def test_an_unusable_output_directory_is_named(tmp_path):
         )
 
 
-def test_errors_of_usage_look_alike_and_exit_with_2(capsys):
-    """As argparse's do: the program, ``error:`` and one line, on the standard error."""
+def test_errors_of_usage_look_alike(capsys):
+    """Of settings and of argparse: program, ``error:``, text, in one line."""
     with pytest.raises(SystemExit) as raised:
         programs.launch("A.", Small, run, ["runs/small.py", "--how=c"])
-    assert raised.value.code == 2
-    line = capsys.readouterr().err
+    line = str(raised.value.code)
     assert line.startswith("small: error: flag --how=c: must be one of a, b")
-    assert line.count("\n") == 1
+    assert "\n" not in line
+    parser = command_line.argument_parser("A.", prog="small")
+    parser.add_argument("--steps", type=int)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--steps=x"])
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last == "small: error: argument --steps: invalid int value: 'x'"
 
 
 @pytest.mark.parametrize("flag", ["--verbosity=0", "-verbosity=0"])

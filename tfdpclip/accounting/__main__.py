@@ -367,12 +367,12 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 
 def run(argv: Sequence[str] | None = None) -> None:
-    """Parses the arguments and answers; errors become one line and exit code 2."""
+    """Parses the arguments and answers; errors become one line and exit code 1."""
     try:
         main(_parse(sys.argv if argv is None else argv))
     except app.UsageError as error:
         print(f"accounting: error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ on.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pathlib
 import sys
@@ -19,14 +20,13 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
+import tfdpclip as dpc
 from benchmarks import task_data, timing
-from tff_tasks import client_data, command
+from driver_kit import command_line
+from driver_kit.lazy import tf
+from tff_tasks import client_data, command, engine_local, evaluation
 from tff_tasks.client_data import Arrays
 from tff_tasks.config import RunConfig
-from tff_tasks.engine_local import LocalEngine
-from tff_tasks.evaluation import Evaluator
 from tff_tasks.registry import task_class
 from tff_tasks.task import Task
 
@@ -121,7 +121,7 @@ class Round:
 
     def evaluation(self) -> Callable[[], None]:
         """An evaluation of as many examples."""
-        evaluator = Evaluator(self.task, self.task.build_model())
+        evaluator = evaluation.Evaluator(self.task, self.task.build_model())
         return lambda: evaluator(self._initial, self._data)
 
 
@@ -136,7 +136,7 @@ def makers(spec: timing.Spec) -> tuple[dict[str, Callable], int]:
 
     known = {
         "plain": made.fit,
-        "local": lambda: made.engine(LocalEngine),
+        "local": lambda: made.engine(engine_local.LocalEngine),
         "tff": tff_engine,
         "tff_own": made.tff_own,
         "evaluation": made.evaluation,
@@ -159,7 +159,7 @@ def makers(spec: timing.Spec) -> tuple[dict[str, Callable], int]:
 
 
 if __name__ == "__main__":
-    from tfdpclip import federated
-
-    with federated.local_context():
+    with contextlib.ExitStack() as stack:
+        if not command_line.wants_help(sys.argv):
+            stack.enter_context(dpc.federated.local_context())
         timing.work(sys.argv[1:], makers, __doc__)

@@ -11,16 +11,16 @@ this library's.
 from __future__ import annotations
 
 import collections
+import contextlib
 import sys
 from collections.abc import Callable
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 
 import tfdpclip as dpc
 from benchmarks import federated_floors, timing
-from tfdpclip import federated
+from driver_kit import command_line
+from driver_kit.lazy import tf, tff
 
 _INPUTS = 784
 _CLASSES = 10
@@ -43,7 +43,7 @@ def aggregators(clients: int) -> dict[str, Callable]:
     quantile = dpc.QuantileClip(count_stddev=count_stddev)
 
     def mean(clip=quantile, **settings):
-        return federated.clipped_mean(1.0, clients, clip, **settings)
+        return dpc.federated.clipped_mean(1.0, clients, clip, **settings)
 
     return {
         "plain": tff.aggregators.UnweightedMeanFactory,
@@ -189,5 +189,7 @@ def makers(spec: timing.Spec) -> tuple[dict[str, Callable], int]:
 
 
 if __name__ == "__main__":
-    with federated.local_context(simulate_secure_sums=True):
+    with contextlib.ExitStack() as stack:
+        if not command_line.wants_help(sys.argv):
+            stack.enter_context(dpc.federated.local_context(simulate_secure_sums=True))
         timing.work(sys.argv[1:], makers, __doc__)

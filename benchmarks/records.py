@@ -25,10 +25,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
-import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import command_line
+from driver_kit.lazy import tf
 
 COLUMNS = (
     "cores",

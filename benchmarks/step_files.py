@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from benchmarks import models, variants
 from benchmarks.timing import Spec
+from driver_kit.lazy import tf
 
 POLICIES = ("float32", "mixed_bfloat16")
 VARIANTS = (*variants.OURS, *(name + variants.UNCHECKED for name in variants.OURS))

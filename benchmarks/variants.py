@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 import tfdpclip as dpc
 from benchmarks import models
 from benchmarks.timing import Spec, UnsupportedError
+from driver_kit.lazy import tf
 
 # Steps that correlated noise is made for, and how they draw.
 _STEPS, _SCHEME = 1000, dpc.sampling.MinSeparation(10_000, 100)

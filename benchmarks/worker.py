@@ -12,4 +12,4 @@ import sys
 from benchmarks import timing, variants
 
 if __name__ == "__main__":
-    timing.work(sys.argv[1:], variants.makers, __doc__)
+    timing.work(sys.argv[1:], lambda spec: variants.makers(spec), __doc__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,13 +22,29 @@ def wants_help(arguments: Sequence[str]) -> bool:
     return not set(HELP).isdisjoint(arguments)
 
 
+def refusal(program: str, error: object) -> SystemExit:
+    """The end of a program that cannot do what it was asked for, in argparse's words.
+
+    Args:
+      program: its name or file.
+      error: what is wrong, and what to write.
+
+    Returns:
+      The exception to raise: its line goes to the standard error, the status is 1.
+
+    >>> str(refusal("digits.py", "flag --steps=0: must be 1 or more."))
+    'digits: error: flag --steps=0: must be 1 or more.'
+    """
+    return SystemExit(f"{pathlib.Path(program).stem}: error: {error}")
+
+
 def argument_parser(about: str | None, **options: Any) -> argparse.ArgumentParser:
     """An argparse parser that knows all of `HELP` and keeps the lines of `about`."""
     parser = argparse.ArgumentParser(
         description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
-        **options,
+        **{"prog": pathlib.Path(sys.argv[0]).stem, **options},
     )
     parser.add_argument(*HELP, action="help", help="Show this.")
     return parser

@@ -13,9 +13,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import tensorflow as tf
-
 import tfdpclip as dpc
+from driver_kit.lazy import tf
 from driver_kit.settings import UsageError
 
 _CLUSTER = "TF_CONFIG"

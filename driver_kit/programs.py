@@ -8,9 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from absl import logging
-
-from driver_kit import plotting, reports, settings
+from driver_kit import command_line, plotting, reports, settings
 from driver_kit.settings import UsageError
 from tfdpclip import files
 
@@ -123,14 +121,15 @@ def run_program(
     Raises:
       SystemExit: with one clear sentence if the settings or the data do not do.
     """
+    arguments = sys.argv if arguments is None else arguments
     try:
-        used = settings.parse(kind, sys.argv if arguments is None else arguments, about)
+        used = settings.parse(kind, arguments, about)
         if used is None:
             return
-        logging.set_verbosity(logging.WARNING)
+        settings.start_logging(used)
         text = run(used)
     except (UsageError, OSError, *errors) as error:
-        raise SystemExit(str(error)) from error
+        raise command_line.refusal(arguments[0], error) from error
     print(text)
 
 

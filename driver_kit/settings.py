@@ -15,10 +15,10 @@ import math
 import numbers as abstract
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from absl import flags
+from absl import flags, logging
 
 from driver_kit import command_line, plotting
 
@@ -45,6 +45,8 @@ class Setting:
       below: a number must be less than this.
       most: a number must be at most this.
       infinite: whether a number may be infinite.
+      form: what a text must be, in words, where `reads` says whether it is.
+      reads: raises ValueError for a text of another form.
       instead_of: the flags that nothing reads where this one is given.
       only_with: a flag, and the values of it with which this one does something; no
         values: it does something wherever that flag is given.
@@ -73,6 +75,8 @@ class Setting:
     below: float | None = None
     most: float | None = None
     infinite: bool = False
+    form: str | None = None
+    reads: Callable[[str], object] | None = None
     instead_of: tuple[str, ...] = ()
     only_with: tuple[str, ...] | None = None
 
@@ -85,6 +89,8 @@ class Setting:
 
     def requirement(self) -> str:
         """What the value must be, in words."""
+        if self.form is not None:
+            return self.form
         if self.one_of is not None:
             words = "one of " + ", ".join(self.one_of)
             return f"{words}, separated by commas" if self.several else words
@@ -172,6 +178,8 @@ class Setting:
             good = good and self._in_range(value)
         if not good:
             raise ValueError
+        if self.reads is not None:
+            self.reads(value)
         return value
 
     def _number(self, value: Any) -> int | float:
@@ -308,6 +316,22 @@ class _Parser(flags.ArgumentParser):
         return self._setting.requirement()
 
 
+#: The flags of absl's logging that every program takes.
+_LOGGING = ("verbosity", "alsologtostderr", "logtostderr", "stderrthreshold")
+
+
+def start_logging(used: object) -> None:
+    """Makes absl log as the flags say, warnings by default; logs the settings.
+
+    Args:
+      used: the settings.
+    """
+    flags.FLAGS.mark_as_parsed()
+    if not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)
+    logging.info("%s", used)
+
+
 def read(known: Mapping[str, Setting], arguments: Sequence[str]) -> dict[str, Any]:
     """Values by name from a command line.
 
@@ -331,6 +355,10 @@ def read(known: Mapping[str, Setting], arguments: Sequence[str]) -> dict[str, An
                 flag_values=values,
                 serializer=flags.ArgumentSerializer(),
             )
+    for name in _LOGGING:
+        # A flag of the process: a value of an earlier command line must not stay.
+        flags.FLAGS[name].unparse()
+        values[name] = flags.FLAGS[name]
     try:
         rest = values(list(arguments))
     except flags.Error as error:
@@ -429,4 +457,5 @@ def help_text(known: Mapping[str, Setting], about: str | None) -> str:
         lines += textwrap.wrap(
             text, 84, initial_indent=" " * 6, subsequent_indent=" " * 6
         )
-    return "\n".join(lines)
+    logging_flags = f"Of absl's logging: --{', --'.join(_LOGGING)}."
+    return "\n".join([*lines, "", logging_flags])

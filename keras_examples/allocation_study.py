@@ -20,10 +20,10 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import intervals, programs, settings
+from driver_kit.lazy import tf
 from keras_examples import image_data, text_records
 from tfdpclip import pictures
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import tfdpclip as dpc
+from tfdpclip.sampling import FixedSize
 
 
 def paper_mu(
@@ -41,6 +42,22 @@ def paper_mu(
     return f"10^{log_mu / math.log(10):.6g}"
 
 
+def accountants(noise_multiplier: float, sampling: str) -> tuple[str, ...]:
+    """The accountants that have a bound, the tightest first.
+
+    Args:
+      noise_multiplier: z.
+      sampling: one of `batch_settings.SAMPLINGS`.
+
+    >>> accountants(1.0, "fixed"), accountants(1.0, "with_replacement")
+    (('pld', 'rdp'), ('pld',))
+    """
+    if sampling == "with_replacement":
+        return ("pld",)
+    # Privacy loss distributions cannot resolve so little noise.
+    return ("pld", "rdp") if noise_multiplier > 0.2 else ("rdp",)
+
+
 def account(
     sigma: float,
     layers: int,
@@ -49,6 +66,7 @@ def account(
     steps: int,
     delta: float,
     unit: str = "batch",
+    sampling: str = "fixed",
 ) -> list[dict[str, object]]:
     """The privacy of a run by the paper's account and by this library's.
 
@@ -60,6 +78,7 @@ def account(
       steps: T.
       delta: for epsilon.
       unit: "example", "batch" or "group".
+      sampling: one of `batch_settings.SAMPLINGS`; "with_replacement" adds a row.
 
     Returns:
       Rows of account, relation, mu (or its logarithm) and epsilon.
@@ -76,11 +95,20 @@ def account(
     ]
     z = dpc.accounting.noise_multiplier_from_layerwise_sigma(sigma, layers)
     schemes = {
-        "replace one, fixed-size batches": dpc.sampling.FixedSize(batch_size, size),
-        "add or remove one, Poisson": dpc.sampling.Poisson(batch_size / size),
+        "fixed": ("replace one, fixed-size batches", FixedSize(batch_size, size)),
+        "with_replacement": (
+            "replace one, batches with replacement",
+            FixedSize(batch_size, size, replacement=True),
+        ),
+        "poisson": (
+            "add or remove one, Poisson",
+            dpc.sampling.Poisson(batch_size / size),
+        ),
     }
-    for relation, scheme in schemes.items():
-        for accountant in ("pld", "rdp") if z > 0.2 else ("rdp",):
+    if sampling != "with_replacement":
+        del schemes["with_replacement"]
+    for name, (relation, scheme) in schemes.items():
+        for accountant in accountants(z, name):
             spent = dpc.accounting.epsilon(
                 z, steps, scheme, delta, accountant, unit=unit
             )

@@ -12,7 +12,8 @@ Gaussian differential privacy (f-DP) and this library's, side by side.
 
 The paper counts ResNet-18's layers as its 62 weight tensors and BN-LeNet-5's as 8
 modules, as --layers=paper does. Its clip norm for ResNet-18 is 0.095 in places and
-0.0095 in others; results agree with 0.095.
+0.0095 in others; results agree with 0.095. Its text draws batches with replacement,
+which --sampling=with_replacement does, and its analysis without, as the default does.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def run(used: Settings) -> programs.Outcome:
     watches[name] = watch()
     private = batch_training.train(used, data, watches[name])
     unit = private.model.optimizer.unit
-    accounts = batch_accounts.account(*private.account, used.delta, unit)
+    accounts = batch_accounts.account(*private.account, used.delta, unit, used.sampling)
     runs = {name: private.trained.rows}
     if used.baseline_epochs:
         print("SGD without privacy:", flush=True)

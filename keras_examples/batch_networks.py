@@ -6,11 +6,13 @@ Images are 32 by 32. `norm` is "batch" or "none".
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-_L = tf.keras.layers
+from driver_kit.lazy import layers as _L
+from driver_kit.lazy import tf
+
 SIDE, CLASSES = 32, 10
 
 #: Mean and standard deviation of the pixels in [0, 1], by number of channels.
@@ -68,7 +70,7 @@ def resnet18(channels: int, norm: str = "batch", bias: bool = False) -> tf.keras
     return tf.keras.Model(inputs, _L.Dense(CLASSES)(x))
 
 
-NETWORKS: dict[str, Callable[..., tf.keras.Model]] = {
+NETWORKS: dict[str, Callable[..., Any]] = {
     "convnet": convnet,
     "bn_lenet5": bn_lenet5,
     "resnet18": resnet18,

@@ -14,6 +14,7 @@ from keras_examples import batch_networks, image_data
 UNITS = ("individual", "batch", "group")
 NETWORKS = tuple(batch_networks.NETWORKS)
 DATASETS = ("cifar10", "mnist", "fashion_mnist", "digits", "synthetic")
+SAMPLINGS = ("fixed", "with_replacement", "poisson")
 CLIPS = ("full", "layerwise", "adaptive", "adaptive_zhang", "scaled")
 
 
@@ -53,7 +54,10 @@ class Common:
         256, "Most images at a time for unit individual."
     )
     sampling: str = settings.choice(
-        "fixed", ("fixed", "poisson"), "How batches are drawn."
+        "fixed",
+        SAMPLINGS,
+        "How batches are drawn: of fixed size without replacement, as the paper's "
+        "analysis has them, or with replacement, as its text says; or Poisson samples.",
     )
     learning_rate: float = settings.number(0.025, "The learning rate.", above=0)
     learning_rate_decay: float = settings.number(

@@ -12,7 +12,13 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import settings
-from keras_examples import batch_networks, image_data, local_updates, training
+from keras_examples import (
+    batch_accounts,
+    batch_networks,
+    image_data,
+    local_updates,
+    training,
+)
 from keras_examples.batch_settings import Common, OneRun, by_layer, check, group_spec
 from tfdpclip.clipping import make_groups
 
@@ -111,8 +117,9 @@ def draw(used: OneRun, private: Arrays) -> dpc.sampling.Batches:
     data = (training.scaled(private[0]), private[1])
     size, m = len(private[0]), used.batch_size
     scheme: dpc.sampling.SamplingScheme = dpc.sampling.Poisson(m / size)
-    if used.sampling == "fixed":
-        scheme = dpc.sampling.FixedSize(m, size)
+    if used.sampling != "poisson":
+        again = used.sampling == "with_replacement"
+        scheme = dpc.sampling.FixedSize(m, size, replacement=again)
     if used.unit == "individual":
         return training.draw(scheme, data, used.physical_batch_size, used.seed)
     pieces = used.groups if used.unit == "group" else 1
@@ -237,8 +244,9 @@ def train(
         delta=used.delta,
         callbacks=[*callbacks(used, data.public), *further],
         transform=transform(used.augment),
-        # Privacy loss distributions cannot resolve so little noise.
-        accountant="pld" if optimizer.noise_multiplier > 0.2 else "rdp",
+        accountant=batch_accounts.accountants(
+            optimizer.noise_multiplier, used.sampling
+        )[0],
         **options,
     )
     account = (

@@ -21,18 +21,17 @@ import dataclasses
 import time
 
 import numpy as np
-import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import intervals, programs, settings
+from driver_kit.lazy import layers as _L
+from driver_kit.lazy import tf
 from keras_examples import image_data, networks, training
 
-_L = tf.keras.layers
 _HELD_OUT = 10_000
 _PART = 500  # images at a time, for features
 # The part of epsilon for the mean of the features, and the largest feature in it.
 _FOR_MEAN, _MOST = 0.1, 3.0
-_LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +189,7 @@ def _trained(used: Settings, recipe: _Recipe, data, seed: int, ledger):
         # Zeros: a linear model needs no random start.
         head = _L.Dense(10, kernel_initializer="zeros")
         model = tf.keras.Sequential([tf.keras.Input(data[0].shape[1:]), head])
-    model.compile(plan.optimizer(dpc.keras.DPSGD, rate, **options), _LOSS)
+    model.compile(plan.optimizer(dpc.keras.DPSGD, rate, **options), training.LOSS)
     model.fit(batches, epochs=plan.epochs, callbacks=plan.callbacks, verbose=0)
     return model, plan
 

@@ -17,8 +17,7 @@ import tensorflow as tf
 
 from driver_kit.settings import UsageError
 from keras_examples import efficientnet_lite, safetensor_files
-from keras_examples.efficientnet_lite import EfficientNetLite
-from keras_examples.transfer_models import MODELS, BiT, ViT
+from keras_examples.network_sizes import MODELS, BiT, EfficientNetLite, ViT
 from tfdpclip import files
 
 #: Arrays of the head, which starts anew.

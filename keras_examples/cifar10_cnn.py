@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 
-import tensorflow as tf
-
 import tfdpclip as dpc
 from driver_kit import programs, settings
-from keras_examples import image_data, networks, training
+from driver_kit.lazy import tf
+from keras_examples import image_data, network_sizes, networks, training
 
-_OPTIMIZERS = {"sgd": dpc.keras.DPSGD, "adam": dpc.keras.DPAdam}
+_OPTIMIZERS = {"sgd": "DPSGD", "adam": "DPAdam"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +59,8 @@ class Settings:
     delta: float = settings.delta()
     learning_rate: float = settings.number(0.001, "The learning rate.", above=0)
     decay_epochs: int = settings.count(
-        networks.CIFAR10_DECAY_EPOCHS, "Divide the learning rate by 10 after so many."
+        network_sizes.CIFAR10_DECAY_EPOCHS,
+        "Divide the learning rate by 10 after so many.",
     )
     batch_size: int = settings.count(128, "Expected images per step.")
     physical_batch_size: int = settings.count(
@@ -88,7 +88,7 @@ def run(used: Settings) -> programs.Outcome:
         )
 
     batches = training.private_run(
-        used, images, model, _OPTIMIZERS[used.optimizer], rate
+        used, images, model, getattr(dpc.keras, _OPTIMIZERS[used.optimizer]), rate
     )
     test = (training.scaled(images.test[0]), images.test[1])
     trained = training.fit(model, batches, used.epochs, test, delta=used.delta)

@@ -23,10 +23,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import intervals, kept, programs, progress, settings
+from driver_kit.lazy import tf
 from keras_examples import (
     features,
     image_data,
@@ -55,11 +55,11 @@ def _following(
 #: Rules that need no clip norm, by name.
 RULES: dict[str, Callable[[], dpc.ClipRule]] = {
     # As in Andrew et al. (2021): not normalised.
-    "quantile": dpc.QuantileClip,
+    "quantile": lambda: dpc.QuantileClip(),
     "quantile 0.5": _following(0.5),
     "quantile 0.65": _following(0.65),
     "quantile 0.8": _following(0.8),
-    "automatic": dpc.AutomaticClip,
+    "automatic": lambda: dpc.AutomaticClip(),
     # Bounded below, or on both sides; the last is the default of the optimizers.
     "0.65 over 0.1": _following(0.65, minimum_norm=0.1),
     "0.5 in 0.1-1": _following(0.5, minimum_norm=0.1, maximum_norm=1.0),

@@ -25,21 +25,21 @@ import dataclasses
 import time
 
 import numpy as np
-import tensorflow as tf
 from sklearn import datasets, model_selection
 
 import driver_kit
 import tfdpclip as dpc
 from driver_kit import devices, programs, settings
+from driver_kit.lazy import tf
 from keras_examples import digits_report, tracking
 
 # Learning rates that suit the remaining defaults.
 _OPTIMIZERS = {
-    "sgd": (dpc.keras.DPSGD, 0.07),
-    "adam": (dpc.keras.DPAdam, 0.01),
-    "adamw": (dpc.keras.DPAdamW, 0.01),
-    "adagrad": (dpc.keras.DPAdagrad, 0.2),
-    "rmsprop": (dpc.keras.DPRMSprop, 0.01),
+    "sgd": ("DPSGD", 0.07),
+    "adam": ("DPAdam", 0.01),
+    "adamw": ("DPAdamW", 0.01),
+    "adagrad": ("DPAdagrad", 0.2),
+    "rmsprop": ("DPRMSprop", 0.01),
 }
 _CLASSES = 10
 _TEST_SHARE = 0.2
@@ -328,7 +328,7 @@ def _private_optimizer(used, noise_multiplier, expected_batch_size):
                 f"at --epsilon={used.epsilon:g}, for example --batch_size=256 (or "
                 f"--clip=automatic, which counts nothing). {error}"
             ) from error
-    return _OPTIMIZERS[used.optimizer][0](
+    return getattr(dpc.keras, _OPTIMIZERS[used.optimizer][0])(
         used.rate(),
         clip=rule,
         noise_multiplier=noise_multiplier,

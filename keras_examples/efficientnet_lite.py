@@ -33,57 +33,14 @@ Kernels may be in float16, which halves the file; they become float32.
 
 from __future__ import annotations
 
-import dataclasses
-
 import tensorflow as tf
 
 import tfdpclip as dpc
+from keras_examples.network_sizes import EfficientNetLite
 from keras_examples.preprocessing import Preprocess
 
 _L = tf.keras.layers
 
-
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    """Blocks of the same width; the first block has the stride."""
-
-    blocks: int
-    kernel: int
-    stride: int
-    expansion: int
-    width: int
-
-
-@dataclasses.dataclass(frozen=True)
-class EfficientNetLite:
-    """An EfficientNet-Lite's sizes.
-
-    Attributes:
-      image: images are resized to this many pixels each way.
-      stages: its blocks.
-      stem: width of the first convolution.
-      top: width of the last convolution, and number of features.
-    """
-
-    image: int
-    stages: tuple[Stage, ...]
-    stem: int = 32
-    top: int = 1280
-
-
-#: The network's own size is 224; 96 costs a fifth of that.
-LITE0 = EfficientNetLite(
-    96,
-    (
-        Stage(1, 3, 1, 1, 16),
-        Stage(2, 3, 2, 6, 24),
-        Stage(2, 5, 2, 6, 40),
-        Stage(3, 3, 2, 6, 80),
-        Stage(3, 5, 1, 6, 112),
-        Stage(4, 5, 2, 6, 192),
-        Stage(1, 3, 1, 6, 320),
-    ),
-)
 
 # Subtracted from pixels in 0 to 255, and their divisor.
 MEAN, SCALE = 127.0, 128.0

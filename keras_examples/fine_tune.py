@@ -22,10 +22,10 @@ import dataclasses
 import pathlib
 
 import numpy as np
-import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import programs, settings
+from driver_kit.lazy import tf
 from driver_kit.settings import UsageError
 from keras_examples import fine_tuning, text_records, tiny_language
 from tfdpclip import files
@@ -65,7 +65,7 @@ class Settings:
     layers: int = settings.count(2, "Blocks of the small decoder.")
     width: int = settings.count(64, "Its width, a multiple of 4.")
     train: str = settings.choice(
-        "lora", tiny_language.TRAINED, "What trains on private records."
+        "lora", text_records.TRAINED, "What trains on private records."
     )
     rank: int = settings.count(4, "Of LoRA.")
     epsilon: float = settings.number(3.0, "Privacy budget.", above=0)

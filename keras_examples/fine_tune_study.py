@@ -20,14 +20,14 @@ import time
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import intervals, kept, programs, progress, settings
+from driver_kit.lazy import tf
 from keras_examples import fine_tuning, text_records, tiny_language
 from tfdpclip import pictures
 
-#: The trained weights, by name: one of `tiny_language.TRAINED`, and the rank.
+#: The trained weights, by name: one of `text_records.TRAINED`, and the rank.
 WAYS = {
     "full": ("full", 4),
     "LoRA 1": ("lora", 1),

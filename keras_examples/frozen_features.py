@@ -21,6 +21,7 @@ from keras_examples import (
     checkpoints,
     features,
     network_features,
+    network_sizes,
     transfer_data,
     transfer_models,
 )
@@ -41,7 +42,7 @@ class Settings:
     )
     split_seed: int = settings.count(42, "For the choice of --subset.", least=0)
     model: str = settings.choice(
-        "efficientnet_lite0", tuple(transfer_models.MODELS), "Which network."
+        "efficientnet_lite0", tuple(network_sizes.MODELS), "Which network."
     )
     checkpoint: str | None = settings.words(None, "Its .npz file.")
     fine_tuned: bool = settings.switch(

@@ -18,12 +18,11 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import tensorflow as tf
 
 from driver_kit import plotting, programs, settings
-from keras_examples import image_data, networks, training
+from driver_kit.lazy import tf
+from keras_examples import image_data, network_sizes, networks, tracking, training
 from tfdpclip import pictures
-from tfdpclip.diagnostics import GradientGeometry, GradientMeter, gradient_geometry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,34 +92,6 @@ class Settings:
     output_dir: str = settings.output_dir("gradient_symmetry")
 
 
-class _Snapshots(tf.keras.callbacks.Callback):
-    """Measures the geometry at some epochs."""
-
-    def __init__(self, used: Settings, data):
-        super().__init__()
-        self._used, self._data = used, data
-        drawn = {*used.scatter_epochs, *used.cosine_epochs, used.planes_epoch}
-        wanted = drawn | {*used.score_epochs}
-        self._wanted = {epoch for epoch in wanted if epoch <= used.epochs}
-        self.found: dict[int, GradientGeometry] = {}
-
-    def _measure(self, epoch):
-        if epoch not in self._wanted:
-            return
-        # The same projections at every epoch.
-        self.found[epoch] = gradient_geometry(
-            self._meter.chunks(self._data, batch_size=self._used.chunk),
-            projections=self._used.planes,
-        )
-
-    def on_train_begin(self, logs=None):
-        self._meter = GradientMeter(self.model)
-        self._measure(0)
-
-    def on_epoch_end(self, epoch, logs=None):
-        self._measure(epoch + 1)
-
-
 def run(used: Settings) -> programs.Outcome:
     """Trains, measures and draws."""
     late = [
@@ -150,7 +121,7 @@ def run(used: Settings) -> programs.Outcome:
         def decay(steps):
             return tf.keras.optimizers.schedules.ExponentialDecay(
                 used.learning_rate,
-                networks.CIFAR10_DECAY_EPOCHS * steps,
+                network_sizes.CIFAR10_DECAY_EPOCHS * steps,
                 0.1,
                 staircase=True,
             )
@@ -158,7 +129,10 @@ def run(used: Settings) -> programs.Outcome:
     batches = training.private_run(used, images, model, rate=decay)
     x, y = images.train
     looked_at = (training.scaled(x[: used.samples]), y[: used.samples])
-    snapshots = _Snapshots(used, looked_at)
+    drawn = {*used.scatter_epochs, *used.cosine_epochs, used.planes_epoch}
+    snapshots = tracking.Geometry(
+        looked_at, drawn | {*used.score_epochs}, used.planes, used.chunk
+    )
     trained = training.fit(
         model,
         batches,

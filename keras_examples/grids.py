@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 from driver_kit import settings
 from tfdpclip.tuning import Grid, geometric
@@ -83,42 +83,69 @@ def make(used: Choices, size: int | None = None) -> Grid:
     named = GRIDS[used.grid]
     clips: list[float | str] = []
     if "flat" in used.methods:
-        clips += _numbers("clip_norms", used.clip_norms) or named.clip_norms
+        clips += read_numbers(used.clip_norms) or named.clip_norms
     if "auto_s" in used.methods:
         clips.append("auto_s")
-    sizes = _sizes(used.batch_sizes) or named.batch_sizes(size)
-    rates = _numbers("learning_rates", used.learning_rates) or geometric(*named.rates)
+    sizes = read_sizes(used.batch_sizes) or named.batch_sizes(size)
+    rates = read_numbers(used.learning_rates) or geometric(*named.rates)
     epochs = used.epochs or (named.epochs,)
     return Grid(clips, sizes, rates, range(used.seeds), {"epochs": epochs})
 
 
-def _numbers(flag: str, text: str | None) -> list[float]:
+def read_numbers(text: str | None) -> list[float]:
+    """Positive numbers, separated by commas, or geom:LEAST:GREATEST:HOW_MANY.
+
+    Raises:
+      ValueError: for any other text.
+
+    >>> read_numbers("geom:0.1:10:3")
+    [0.1, 1.0, 10.0]
+    """
     if text is None:
         return []
-    try:
-        if text.startswith("geom:"):
-            low, high, count = text[5:].split(":")
-            return list(geometric(float(low), float(high), int(count)))
+    if text.startswith("geom:"):
+        low, high, count = text[5:].split(":")
+        found = list(geometric(float(low), float(high), int(count)))
+    else:
         found = [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise settings.UsageError(
-            f"flag --{flag}={text}: {error}; for example --{flag}=0.1,1."
-        ) from error
     if not all(math.isfinite(v) and v > 0 for v in found):
-        raise settings.UsageError(
-            f"flag --{flag}={text}: numbers must be above 0, for example "
-            f"--{flag}=0.1,1."
-        )
+        raise ValueError(f"{text}: numbers must be above 0.")
     return found
 
 
-def _sizes(text: str | None) -> list[int | str]:
+def read_sizes(text: str | None) -> list[int | str]:
+    """Batch sizes, separated by commas: whole numbers above 0, or "full".
+
+    Raises:
+      ValueError: for any other text.
+
+    >>> read_sizes("256, full")
+    [256, 'full']
+    """
     if text is None:
         return []
     parts = [part.strip() for part in text.split(",")]
-    if not all(p == "full" or (p.isdigit() and int(p) > 0) for p in parts):
-        raise settings.UsageError(
-            f"flag --batch_sizes={text}: whole numbers above 0, or full; for example "
-            "--batch_sizes=256,full."
-        )
+    if not all(p == "full" or (p.isdecimal() and int(p) > 0) for p in parts):
+        raise ValueError(f"{text}: sizes must be whole numbers above 0, or full.")
     return [p if p == "full" else int(p) for p in parts]
+
+
+def read_size(text: str) -> int | str:
+    """One batch size.
+
+    Raises:
+      ValueError: for any other text.
+    """
+    (size,) = read_sizes(text)
+    return size
+
+
+def numbers_flag(text: str) -> Any:
+    """The field for the numbers of a grid, after `read_numbers`."""
+    return settings.words(
+        None,
+        text,
+        good="0.1,1",
+        form="numbers above 0, separated by commas, or geom:LEAST:GREATEST:HOW_MANY",
+        reads=read_numbers,
+    )

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-#: After how many epochs the paper divides the learning rate of CIFAR-10 by 10.
-CIFAR10_DECAY_EPOCHS = 20
-
 _L = tf.keras.layers
 
 

@@ -12,10 +12,10 @@ import time
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import settings
+from driver_kit.lazy import tf
 from keras_examples import image_data, networks, training
 from tfdpclip import correlated
 from tfdpclip.diagnostics import class_accuracy

@@ -21,7 +21,7 @@ import pathlib
 import numpy as np
 
 from driver_kit import programs, progress, settings
-from keras_examples import norm_figures, problems, trainers
+from keras_examples import norm_figures, problems, trainers, training
 from tfdpclip import diagnostics, files
 
 
@@ -64,7 +64,9 @@ class Settings(problems.Settings):
 def run(used: Settings) -> programs.Outcome:
     """Trains the heads and measures."""
     directory = programs.make_directory(used.output_dir)
-    problem = problems.make(used)
+    problem = problems.make(
+        used, lambda size: training.check_batch_size(used.batch_size, size)
+    )
     clips = tuple(sorted({*used.clip_norms, 1.0}))
     labels = problem.labels[: used.measured]
     norm_rows, weight_rows, class_rows = [], [], []

@@ -21,9 +21,8 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-import tensorflow as tf
-
 from driver_kit import kept, programs, progress, settings
+from driver_kit.lazy import tf
 from keras_examples import tuning_runs, tuning_tables, tuning_tasks
 from keras_examples.tuning_runs import Cell
 

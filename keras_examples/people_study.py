@@ -22,10 +22,10 @@ import time
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import intervals, kept, programs, progress, settings
+from driver_kit.lazy import tf
 from keras_examples import fine_tuning, text_records, tiny_language
 from tfdpclip import accounting, pictures, sampling
 

@@ -15,12 +15,13 @@ import pathlib
 from collections.abc import Callable
 
 import numpy as np
-import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import settings
+from driver_kit.lazy import tf
 from keras_examples import (
     checkpoints,
+    network_sizes,
     tracking,
     training,
     transfer_data,
@@ -47,7 +48,7 @@ class Settings:
         True, "Whether the validation split trains as well."
     )
     model: str = settings.choice(
-        "vit_tiny", tuple(transfer_models.MODELS), "Which network."
+        "vit_tiny", tuple(network_sizes.MODELS), "Which network."
     )
     checkpoint: str | None = settings.words(
         None,
@@ -71,7 +72,7 @@ class Settings:
     trainable: str = settings.choice("film", ("film", "head", "all"), "What trains.")
     bit_film: str = settings.choice(
         "dp_film",
-        tuple(transfer_models.BIT_FILM),
+        tuple(network_sizes.BIT_FILM),
         "Which norms of resnet50_bit train, after which source.",
     )
     zero_head: bool = settings.switch(True, "Whether the head starts at zero.")
@@ -141,11 +142,16 @@ def _update(digest, array: np.ndarray) -> None:
     digest.update(np.ascontiguousarray(array).tobytes())
 
 
-def prepare(used: Settings, kept: str | os.PathLike[str] | None = None) -> Network:
+def prepare(
+    used: Settings,
+    check_size: Callable[[int], None],
+    kept: str | os.PathLike[str] | None = None,
+) -> Network:
     """Reads the images, makes the network and chooses its trained weights.
 
     Args:
       used: the settings.
+      check_size: raises for settings that do not go with so many training images.
       kept: a .npz file for a network that is trained here, on public digits: read if it
         is there, written if not, so that a search goes on with the same network.
 
@@ -159,7 +165,7 @@ def prepare(used: Settings, kept: str | os.PathLike[str] | None = None) -> Netwo
             "none."
         )
     normalised = isinstance(
-        transfer_models.MODELS[used.model], transfer_models.EfficientNetLite
+        network_sizes.MODELS[used.model], network_sizes.EfficientNetLite
     )
     if used.batchnorm == "group" and not normalised:
         raise settings.UsageError(
@@ -176,6 +182,7 @@ def prepare(used: Settings, kept: str | os.PathLike[str] | None = None) -> Netwo
         split_seed=used.split_seed,
         merge_validation=used.merge_validation,
     )
+    check_size(data.size)
     model = transfer_models.build(used.model, data.classes, crop, size)
     if used.checkpoint is not None:
         checkpoints.load(model, used.model, used.checkpoint, used.fine_tuned)
@@ -193,11 +200,11 @@ def prepare(used: Settings, kept: str | os.PathLike[str] | None = None) -> Netwo
 
 def select(model: tf.keras.Model, used: Settings) -> object:
     """Chooses the trained weights; returns an object whose text describes them."""
-    config = transfer_models.MODELS[used.model]
+    config = network_sizes.MODELS[used.model]
     if used.trainable == "film":
         chosen = None
-        if isinstance(config, transfer_models.BiT):
-            by_name = transfer_models.BIT_FILM[used.bit_film]
+        if isinstance(config, network_sizes.BiT):
+            by_name = network_sizes.BIT_FILM[used.bit_film]
 
             def chosen(layer):
                 norm = isinstance(layer, tf.keras.layers.GroupNormalization)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
 from driver_kit import settings
-from keras_examples import features, pretrained, trainers, transfer_data
+from keras_examples import features, network_sizes, pretrained, trainers, transfer_data
 from tfdpclip.accounting import Ledger, PrivacyStatement
 
 
@@ -40,7 +41,7 @@ class Settings(pretrained.Settings):
     )
     model: str = settings.choice(
         "vit_micro",
-        tuple(pretrained.transfer_models.MODELS),
+        tuple(network_sizes.MODELS),
         "Which network, for --trainable=film.",
     )
 
@@ -149,11 +150,16 @@ class Networks:
         ]
 
 
-def make(used: Settings, kept: str | os.PathLike[str] | None = None) -> Problem:
+def make(
+    used: Settings,
+    check_size: Callable[[int], None],
+    kept: str | os.PathLike[str] | None = None,
+) -> Problem:
     """The problem that flags choose.
 
     Args:
       used: the flags.
+      check_size: raises for flags that do not go with so many training examples.
       kept: as for `pretrained.prepare`.
 
     Raises:
@@ -161,10 +167,13 @@ def make(used: Settings, kept: str | os.PathLike[str] | None = None) -> Problem:
     """
     check(used)
     if used.trainable != "head":
-        return Networks(pretrained.prepare(used, kept), used)
+        return Networks(pretrained.prepare(used, check_size, kept), used)
     if used.features is not None:
-        return Heads(features.read(used.features))
-    return Heads(features.digits(used.variant))
+        heads = Heads(features.read(used.features))
+    else:
+        heads = Heads(features.digits(used.variant))
+    check_size(heads.size)
+    return heads
 
 
 def check(used: Settings) -> None:

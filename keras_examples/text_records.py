@@ -26,6 +26,9 @@ PAD, START, END = range(3)
 _FIRST = 3
 #: How many tokens there are: bytes, and the three above.
 BYTES = 256 + _FIRST
+#: The trained parts of `tiny_language`: everything, updates of low rank in the blocks,
+#: the biases of dense layers, or the last layer.
+TRAINED = ("lora", "full", "bias", "head")
 _ENDINGS = (".jsonl", ".csv", ".txt")
 _HEADINGS = ("ACT", "SCENE", "PROLOGUE", "EPILOGUE")
 

@@ -10,9 +10,6 @@ import tensorflow as tf
 from keras_examples import text_records
 
 L = tf.keras.layers
-#: The trainable parts: everything, updates of low rank in the blocks, the biases of
-#: dense layers, or the last layer.
-TRAINED = ("lora", "full", "bias", "head")
 _WEIGHTS = ("embeddings", "positions", "kernel", "bias", "gamma", "beta")
 _LOW_RANK = ("lora_a", "lora_b")
 
@@ -22,7 +19,7 @@ class Linear(L.Layer):
 
     Args:
       units: the width of the output.
-      train: one of `TRAINED`, or "nothing".
+      train: one of `text_records.TRAINED`, or "nothing".
       rank: the rank of the update, for "lora".
       activation: the activation, as for `Dense`.
     """
@@ -115,7 +112,7 @@ def build(shape: Shape, train: str = "full", rank: int = 4) -> tf.keras.Model:
 
     Args:
       shape: the size of the decoder.
-      train: one of `TRAINED`.
+      train: one of `text_records.TRAINED`.
       rank: the rank of the updates of LoRA.
     """
     inner = train if train != "head" else "nothing"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from typing import Protocol
 
 import numpy as np
@@ -148,3 +150,52 @@ class Progress(tf.keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         del logs
         self._progress.close()
+
+
+class Geometry(tf.keras.callbacks.Callback):
+    """Measures the geometry of the gradients after some epochs.
+
+    Args:
+      data: The examples.
+      epochs: After how many epochs; 0 is before training.
+      planes: The number of random projections, the same after every epoch.
+      chunk: Gradients at a time.
+
+    Attributes:
+      found: The geometry, by epoch.
+    """
+
+    def __init__(self, data, epochs: Collection[int], planes: int, chunk: int):
+        super().__init__()
+        self._data, self._epochs = data, epochs
+        self._planes, self._chunk = planes, chunk
+        self.found: dict[int, dpc.diagnostics.GradientGeometry] = {}
+
+    def _measure(self, epoch):
+        if epoch not in self._epochs:
+            return
+        self.found[epoch] = dpc.diagnostics.gradient_geometry(
+            self._meter.chunks(self._data, batch_size=self._chunk),
+            projections=self._planes,
+        )
+
+    def on_train_begin(self, logs=None):
+        self._meter = dpc.diagnostics.GradientMeter(self.model)
+        self._measure(0)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._measure(epoch + 1)
+
+
+class Cosine(tf.keras.callbacks.Callback):
+    """Lowers the rate to 0 by half a cosine: a schedule would be a trace of its own."""
+
+    def __init__(self, learning_rate: float, steps: int):
+        super().__init__()
+        self.first, self.steps = learning_rate, steps
+
+    def on_train_batch_begin(self, batch, logs=None):
+        del batch, logs
+        optimizer = self.model.optimizer
+        share = min(1.0, int(optimizer.iterations) / self.steps)
+        optimizer.learning_rate = self.first * 0.5 * (1 + math.cos(math.pi * share))

@@ -26,12 +26,13 @@ import dataclasses
 import math
 
 import numpy as np
-import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import plotting, programs, settings
+from driver_kit.lazy import tf
 from keras_examples import (
     features,
+    grids,
     network_features,
     pretrained,
     training,
@@ -50,7 +51,12 @@ class Settings(pretrained.Settings):
     )
     delta: float = settings.delta()
     epochs: float = settings.number(8, "How often an image is used.", above=0)
-    batch_size: str = settings.words("16384", "Expected images per step, or full.")
+    batch_size: str = settings.words(
+        "16384",
+        "Expected images per step, or full.",
+        form="a whole number above 0, or full",
+        reads=grids.read_size,
+    )
     steps_convention: str = settings.choice(
         "ceil",
         ("ceil", "floor", "loader", "framework"),
@@ -93,7 +99,7 @@ def run(used: Settings) -> programs.Outcome:
     """Trains and reports."""
     if used.seed is not None:
         tf.keras.utils.set_random_seed(used.seed)
-    network = pretrained.prepare(used)
+    network = pretrained.prepare(used, lambda size: _plan(used, size))
     model, data, counts = network.model, network.data, network.counts
     print(counts, flush=True)
     plan = _plan(used, data.size)
@@ -130,13 +136,8 @@ def run(used: Settings) -> programs.Outcome:
 
 
 def _plan(used: Settings, size: int):
-    batch = used.batch_size.strip()
-    if batch != "full" and not (batch.isdigit() and int(batch) > 0):
-        raise settings.UsageError(
-            f"flag --batch_size={used.batch_size} must be a whole number above 0, or "
-            "full, for example --batch_size=4096."
-        )
-    if batch != "full" and int(batch) > size:
+    batch = grids.read_size(used.batch_size)
+    if batch != "full" and batch > size:
         raise settings.UsageError(
             f"flag --batch_size={batch}: there are only {size} training images, for "
             "example --batch_size=full."
@@ -146,7 +147,7 @@ def _plan(used: Settings, size: int):
         size,
         used.epsilon if private else 1.0,
         used.delta,
-        [batch if batch == "full" else int(batch)],
+        [batch],
         epochs=used.epochs,
         convention=used.steps_convention,
     )

@@ -14,46 +14,10 @@ import tensorflow as tf
 
 from driver_kit.settings import UsageError
 from keras_examples import efficientnet_lite
-from keras_examples.efficientnet_lite import EfficientNetLite
+from keras_examples.network_sizes import MODELS, BiT, EfficientNetLite, ViT
 from keras_examples.preprocessing import Preprocess
 
 _L = tf.keras.layers
-
-
-@dataclasses.dataclass(frozen=True)
-class ViT:
-    """A vision transformer's sizes."""
-
-    image: int
-    patch: int
-    width: int
-    depth: int
-    heads: int
-    mlp: int
-
-    @property
-    def grid(self) -> int:
-        """Patches per side."""
-        return self.image // self.patch
-
-
-@dataclasses.dataclass(frozen=True)
-class BiT:
-    """A BiT ResNet's sizes."""
-
-    image: int
-    stages: tuple[int, ...]
-    width: int
-    groups: int
-
-
-MODELS = {
-    "vit_tiny": ViT(224, 16, 192, 12, 3, 768),
-    "vit_base": ViT(224, 16, 768, 12, 12, 3072),
-    "vit_micro": ViT(8, 2, 32, 2, 4, 64),
-    "resnet50_bit": BiT(224, (3, 4, 6, 3), 64, 32),
-    "efficientnet_lite0": efficientnet_lite.LITE0,
-}
 
 
 class Tokens(_L.Layer):
@@ -181,11 +145,3 @@ def build(
     config = MODELS[name]
     config = dataclasses.replace(config, image=image_size(name, image))
     return _BUILDERS[type(config)](config, classes, crop)
-
-
-#: Which normalisation layers of a BiT ResNet FiLM trains, by source.
-BIT_FILM = {
-    "dp_film": lambda name: name.endswith("_c_norm") or name == "final_norm",
-    "framework": lambda name: name != "final_norm",
-    "all": lambda name: True,
-}

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import intervals
+from driver_kit.lazy import tf
 from driver_kit.settings import UsageError
-from tfdpclip.diagnostics import GradientMeter, class_accuracy
+from keras_examples import training
+from tfdpclip import diagnostics
 
-_LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 _MOMENTUM = 0.9
 
 
@@ -108,12 +108,12 @@ class Trainer:
                 f"flag --batch_size={problem.batch_size}: {rule} cannot do with so few "
                 f"examples per step; for example --batch_size=256. {error}"
             ) from error
-        self.model.compile(optimizer, _LOSS)
+        self.model.compile(optimizer, training.LOSS)
         self._fresh = [v.numpy() for v in optimizer.variables]
         self._initial = [v.numpy() for v in self.model.trainable_variables]
         self._meter = None
         if rule.takes_public_norms:
-            self._meter = GradientMeter(self.model)
+            self._meter = diagnostics.GradientMeter(self.model)
         self._predict = tf.function(lambda x: self.model(x, training=False))
 
     def __call__(self, learning_rate: float) -> float:
@@ -146,7 +146,7 @@ class Trainer:
             np.argmax(self._predict(x[k : k + 1024]), axis=1)
             for k in range(0, len(x), 1024)
         ]
-        return class_accuracy(y, np.concatenate(found) == y).macro
+        return diagnostics.class_accuracy(y, np.concatenate(found) == y).macro
 
 
 def planned(

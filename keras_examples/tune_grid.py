@@ -38,14 +38,18 @@ class Settings(problems.Settings):
         (0.5, 8), "Privacy budgets, one search each.", good=8, above=0
     )
     delta: float = settings.delta()
-    clip_norms: str | None = settings.words(
-        None, "Clip norms instead of the grid's: 0.1,1."
+    clip_norms: str | None = grids.numbers_flag(
+        "Clip norms instead of the grid's: 0.1,1."
     )
     batch_sizes: str | None = settings.words(
-        None, "Batch sizes instead of the grid's: 64,256,full."
+        None,
+        "Batch sizes instead of the grid's: 64,256,full.",
+        good="256,full",
+        form="whole numbers above 0, or full, separated by commas",
+        reads=grids.read_sizes,
     )
-    learning_rates: str | None = settings.words(
-        None, "Learning rates instead of the grid's: 0.01,0.1 or geom:0.001:0.02:8."
+    learning_rates: str | None = grids.numbers_flag(
+        "Learning rates instead of the grid's: 0.01,0.1 or geom:0.001:0.02:8."
     )
     methods: tuple[str, ...] = settings.choices(
         ("flat", "auto_s"), ("flat", "auto_s"), "Clip norms, and AUTO-S beside them."
@@ -74,15 +78,12 @@ def run(used: Settings) -> programs.Outcome:
             "--grid=digits needs none, and --dry_run counts runs."
         )
     directory = programs.make_directory(used.output_dir)
-    problem = problems.make(used, directory / "public_network.npz")
+    problem = problems.make(
+        used,
+        lambda size: _check_sizes(used, size),
+        directory / "public_network.npz",
+    )
     grid = grids.make(used, problem.size)
-    # Refuses impossible grids now, and not after the search.
-    sizes = [problem.size if b == "full" else int(b) for b in grid.batch_sizes]
-    if max(sizes) > problem.size:
-        raise settings.UsageError(
-            f"flag --batch_sizes={used.batch_sizes}: there are only {problem.size} "
-            "training examples, for example --batch_sizes=full."
-        )
     full = trainers.Plan(1.0, 1, 1.0)
     problem.statement(used.delta, noise_multiplier=1.0, sampling=full.scheme, steps=1)
     grid_results.begin(directory, problem, used.delta, grid, used.epsilons)
@@ -130,6 +131,20 @@ def run(used: Settings) -> programs.Outcome:
         figures=figures,
         shown=(grid_results.CLIP_NORMS,),
     )
+
+
+def _check_sizes(used: Settings, size: int) -> None:
+    """Refuses impossible grids before the search.
+
+    Raises:
+      UsageError: if a batch is larger than the data.
+    """
+    sizes = grids.make(used, size).batch_sizes
+    if max(size if b == "full" else int(b) for b in sizes) > size:
+        raise settings.UsageError(
+            f"flag --batch_sizes={used.batch_sizes}: there are only {size} training "
+            "examples, for example --batch_sizes=full."
+        )
 
 
 def _search(used, problem, grid, epsilon: float, directory: pathlib.Path):

@@ -7,15 +7,16 @@ output; whoever calls sets the seed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from sklearn import metrics
 
+from driver_kit.lazy import layers as _L
+from driver_kit.lazy import tf
 from keras_examples import tiny_language
 
-_L = tf.keras.layers
-Build = Callable[[], tf.keras.Model]
+Build = Callable[[], Any]
 Score = Callable[[np.ndarray, np.ndarray], float]
 
 

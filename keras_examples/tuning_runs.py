@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 import tfdpclip as dpc
+from driver_kit.lazy import tf
+from keras_examples import tracking
 from keras_examples.tuning_tasks import Task
 
 DELTA = 1e-5
@@ -34,21 +34,21 @@ def _quantile(quantile: float) -> dpc.ClipRule:
     )
 
 
-#: Clip rules by name; None: the default of the optimizers.
-CLIPS: dict[str, dpc.ClipRule | None] = {
-    "default": None,
-    "fixed 0.1": _fixed(0.1),
-    "fixed 0.3": _fixed(0.3),
-    "fixed 1": _fixed(1.0),
-    "fixed 3": _fixed(3.0),
-    "fixed 10": _fixed(10.0),
-    "quantile 0.95": _quantile(0.95),
-    "automatic": dpc.AutomaticClip(),
+#: Makers of clip rules by name; None: the default of the optimizers.
+CLIPS: dict[str, Callable[[], dpc.ClipRule | None]] = {
+    "default": lambda: None,
+    "fixed 0.1": lambda: _fixed(0.1),
+    "fixed 0.3": lambda: _fixed(0.3),
+    "fixed 1": lambda: _fixed(1.0),
+    "fixed 3": lambda: _fixed(3.0),
+    "fixed 10": lambda: _fixed(10.0),
+    "quantile 0.95": lambda: _quantile(0.95),
+    "automatic": lambda: dpc.AutomaticClip(),
 }
-#: Optimizers by name: their class and options.
-OPTIMIZERS: dict[str, tuple[type, dict[str, Any]]] = {
-    "momentum": (dpc.keras.DPSGD, {"momentum": MOMENTUM}),
-    "adam": (dpc.keras.DPAdam, {}),
+#: Optimizers by name: their class in `tfdpclip.keras`, and options.
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "momentum": ("DPSGD", {"momentum": MOMENTUM}),
+    "adam": ("DPAdam", {}),
 }
 #: The course of the rate: equal in all steps, or by half a cosine to 0.
 DECAYS = ("constant", "cosine")
@@ -109,20 +109,6 @@ class Run:
     seconds: float
 
 
-class _Cosine(tf.keras.callbacks.Callback):
-    """Lowers the rate to 0 by half a cosine: a schedule would be a trace of its own."""
-
-    def __init__(self, learning_rate: float, steps: int):
-        super().__init__()
-        self.first, self.steps = learning_rate, steps
-
-    def on_train_batch_begin(self, batch, logs=None):
-        del batch, logs
-        optimizer = self.model.optimizer
-        share = min(1.0, int(optimizer.iterations) / self.steps)
-        optimizer.learning_rate = self.first * 0.5 * (1 + math.cos(math.pi * share))
-
-
 def balancing_weights(task: Task) -> dict[int, float] | None:
     """The weights with which all classes count alike; None for a task without classes.
 
@@ -153,9 +139,9 @@ class Trainer:
         kind, options = OPTIMIZERS[cell.optimizer]
         # Ordinary gradients are compared by the tests, and once a run costs a trace.
         self._optimizer = self.plan.optimizer(
-            kind,
+            getattr(dpc.keras, kind),
             cell.learning_rate,
-            clip=CLIPS[cell.clip],
+            clip=CLIPS[cell.clip](),
             check_gradients="never",
             **options,
         )
@@ -189,7 +175,7 @@ class Trainer:
             epochs=self._cell.epochs,
             shuffle=False,
             class_weight=self._weights,
-            callbacks=[_Cosine(rate, self.plan.steps)] if cosine else [],
+            callbacks=[tracking.Cosine(rate, self.plan.steps)] if cosine else [],
             verbose=0,
         )
         score = self._task.scored(self._model)

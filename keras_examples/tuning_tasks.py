@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
+from driver_kit.lazy import tf
 from keras_examples import image_data, made_data, plays, tiny_language
 from keras_examples import tuning_models as models
 
@@ -23,10 +23,10 @@ Arrays = tuple[np.ndarray, np.ndarray]
 _CLASSES = "sparse_categorical_crossentropy"
 _LABELS = "binary_crossentropy"
 _SQUARES = "mean_squared_error"
-_LOSSES: dict[str, Callable[[], tf.keras.losses.Loss]] = {
+_LOSSES: dict[str, Callable[[], Any]] = {
     _CLASSES: lambda: tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     _LABELS: lambda: tf.keras.losses.BinaryCrossentropy(from_logits=True),
-    _SQUARES: tf.keras.losses.MeanSquaredError,
+    _SQUARES: lambda: tf.keras.losses.MeanSquaredError(),
 }
 
 

@@ -21,10 +21,10 @@ import time
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import intervals, kept, programs, progress, settings
+from driver_kit.lazy import tf
 from keras_examples import image_data, networks, training
 from tfdpclip import pictures
 
@@ -34,7 +34,6 @@ NETWORKS = {
     "wide_resnet": lambda shape: networks.wide_resnet(shape),
     "narrow_resnet": lambda shape: networks.wide_resnet(shape, 10, 1, 8),
 }
-LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 _TUNING_SEED = 1000
 # Settings that do not change a kept line.
 _FREE = ("views", "seeds", "learning_rates", "figure_format", "output_dir", "data_dir")
@@ -123,7 +122,7 @@ class Study:
             ema_momentum=self.used.averaging,
             **checks,
         )
-        model.compile(optimizer, LOSS, weighted_metrics=["accuracy"])
+        model.compile(optimizer, training.LOSS, weighted_metrics=["accuracy"])
         batches = plan.batches((self.x, self.y), seed=seed)
         if views:
             batches = batches.map(_augmented(self.used.shift, self.used.dataset))

@@ -20,13 +20,9 @@ from tests.source_tree import ROOT
 from tff_tasks import command
 
 PROGRAMS = source_tree.programs()
-ASKED = [*PROGRAMS, "tests.fuzz"]
-# They import TensorFlow Federated before they do anything.
-NEED_TFF = (
-    "benchmarks.federated_tasks_worker",
-    "benchmarks.federated_worker",
-    "tfdpclip.federated.worker",
-)
+# The worker is TensorFlow Federated's own, which the package imports.
+NEED_TFF = "tfdpclip.federated.worker"
+ASKED = [*(name for name in PROGRAMS if name != NEED_TFF), NEED_TFF, "tests.fuzz"]
 
 # The packages that each package may import: the library none, the kit the library,
 # drivers both, and benchmarks the packages that they measure.
@@ -72,9 +68,10 @@ def test_packages_import_in_one_direction(package):
             assert found <= ALLOWED[package] | {package}, path
 
 
-# Runs every program with every flag in one process, which imports TensorFlow once.
+# Runs every program with every flag in one process.
 ALL_HELP = """
 import contextlib, io, json, runpy, sys
+SLOW = ("tensorflow", "tensorflow_federated", "keras", "tf_keras")
 root, programs, flags = sys.argv[1:]
 sys.path.insert(0, root)
 found = {}
@@ -89,13 +86,14 @@ for program in json.loads(programs):
                 code = end.code or 0
             except BaseException as error:
                 code = repr(error)
-        found[f"{program} {flag}"] = code, said.getvalue()
+        slow = [name for name in SLOW if name in sys.modules]
+        found[f"{program} {flag}"] = code, said.getvalue(), slow
 print(json.dumps(found))
 """
 
 
 @pytest.fixture(scope="module")
-def help_texts(tmp_path_factory) -> dict[str, tuple[object, str]]:
+def help_texts(tmp_path_factory) -> dict[str, tuple[object, str, list[str]]]:
     directory = tmp_path_factory.mktemp("help")
     output, errors = (directory.with_suffix(end) for end in (".json", ".txt"))
     arguments = [str(ROOT), json.dumps(ASKED), json.dumps(command_line.HELP)]
@@ -123,13 +121,20 @@ def test_every_program_was_asked(help_texts):
 
 @pytest.mark.parametrize("program", ASKED)
 def test_help_is_given_and_no_error(help_texts, program):
-    if program in NEED_TFF:
+    if program == NEED_TFF:
         pytest.importorskip("tensorflow_federated")
     for flag in command_line.HELP:
-        code, said = help_texts[f"{program} {flag}"]
+        code, said, _ = help_texts[f"{program} {flag}"]
         assert code == 0, (flag, code, said)
         assert len(said.strip().splitlines()) >= 3, (flag, said)
         assert "Traceback" not in said and "Unknown" not in said
+
+
+@pytest.mark.parametrize("program", [p for p in PROGRAMS if p != NEED_TFF])
+def test_help_waits_for_no_tensorflow(help_texts, program):
+    """Importing TensorFlow takes 4 to 40 seconds; --help without it takes 2 at most."""
+    for flag in command_line.HELP:
+        assert help_texts[f"{program} {flag}"][2] == [], flag
 
 
 def _programs_with_settings() -> list[tuple[str, dict[str, settings.Setting]]]:
@@ -223,6 +228,22 @@ def test_flags_that_nothing_reads_are_errors_in_every_program(all_settings):
                 settings.read(known, [name, *given, line])
             tried += 1
     assert tried > 25
+
+
+def test_a_wrong_value_of_a_flag_is_refused_before_anything_runs(all_settings):
+    """Numbers, words of a list, and texts of a form, in every program."""
+    tried = 0
+    for name, known in all_settings:
+        for flag, setting in known.items():
+            free = setting.kind is str and setting.one_of is None
+            if free and setting.reads is None:
+                continue
+            for bad in ("", "half", "1,half", "nan"):
+                with pytest.raises(settings.UsageError, match=flag) as raised:
+                    settings.read(known, [name, f"--{flag}={bad}"])
+                assert setting.kind is bool or "for example" in str(raised.value)
+                tried += 1
+    assert tried > 1000
 
 
 def test_a_text_that_names_another_flag_has_the_relation_declared(all_settings):

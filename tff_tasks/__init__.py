@@ -5,4 +5,6 @@ Adaptive Clipping*, section 4 and its appendix.
 """
 
 # This import comes before TensorFlow's, because it sets what TensorFlow logs.
-import driver_kit
+from driver_kit import lazy
+
+__getattr__ = lazy.submodules(__name__)

@@ -17,7 +17,8 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-import tensorflow as tf
+
+from driver_kit.lazy import tf
 
 _MAGIC = b"SQLite format 3\x00"
 _COLUMNS = {
@@ -212,7 +213,7 @@ class Feature:
       shape: of one example's value.
     """
 
-    _TYPES = {"int": tf.int64, "float": tf.float32, "bytes": tf.string}
+    _TYPES = {"int": "int64", "float": "float32", "bytes": "string"}
 
     def __init__(self, dtype: str, shape: tuple[int, ...] = ()):
         self.dtype = self._TYPES[dtype]
@@ -220,7 +221,7 @@ class Feature:
 
     def spec(self) -> tf.io.FixedLenFeature:
         """The feature's specification for TensorFlow's parser."""
-        return tf.io.FixedLenFeature(self.shape, self.dtype)
+        return tf.io.FixedLenFeature(self.shape, tf.as_dtype(self.dtype))
 
 
 def add_index(path: str | pathlib.Path) -> None:

@@ -6,8 +6,6 @@ import inspect
 import sys
 from collections.abc import Sequence
 
-from absl import logging
-
 from driver_kit import command_line, settings
 from tfdpclip import accounting
 from tff_tasks import records
@@ -90,14 +88,14 @@ def main(task: str, arguments: Sequence[str] | None = None) -> None:
                 "--synthetic for made-up data."
             )
     except ValueError as error:
-        raise SystemExit(f"{task}: {error}") from error
-    logging.set_verbosity(logging.WARNING)
+        raise command_line.refusal(task, error) from error
+    settings.start_logging(config)
     # This import comes late, because it takes seconds.
     from tff_tasks import program
 
     try:
         result = program.run(config)
     except _USER_ERRORS as error:
-        raise SystemExit(f"{task}: {error}") from error
+        raise command_line.refusal(task, error) from error
     print(f"\n{result.report}")
     print(f"Written to {result.directory}")

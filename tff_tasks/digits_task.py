@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import tensorflow as tf
 
+from driver_kit.lazy import tf
 from tff_tasks import models
 from tff_tasks.sources import MemorySource
 from tff_tasks.task import Option, PaperSettings, SettingsError, Task

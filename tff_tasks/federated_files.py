@@ -20,12 +20,14 @@ def main(arguments: list[str]) -> None:
         print(__doc__)
         return
     if not arguments:
-        raise SystemExit("Usage: python -m tff_tasks.federated_files FILE ...")
+        raise command_line.refusal(
+            "federated_files", "Usage: python -m tff_tasks.federated_files FILE ..."
+        )
     for argument in arguments:
         try:
             add_index(argument)
         except DataFileError as error:
-            raise SystemExit(str(error)) from error
+            raise command_line.refusal("federated_files", error) from error
         print(f"{argument}: indexed")
 
 

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Sequence
 
 import numpy as np
-import tensorflow as tf
 
+from driver_kit.lazy import tf
 from tff_tasks import models, objectives, preprocessing, vocabulary
 from tff_tasks.client_files import Feature
 from tff_tasks.sources import MemorySource

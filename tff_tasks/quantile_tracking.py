@@ -15,13 +15,11 @@ import statistics
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import plotting, programs, reports, settings
+from driver_kit.lazy import tf
 from tfdpclip import accounting, files, pictures, sampling
-from tfdpclip.mechanism import Mechanism
-from tfdpclip.noise import GaussianNoise
 
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 #: The values whose loss Figure 1 draws.
@@ -97,6 +95,10 @@ def track(
     config: TrackingConfig, mean: float, stddev: float, quantile: float, rng
 ) -> np.ndarray:
     """The estimate before every round and after the last: `[rounds + 1]`."""
+    # These imports come late, because they take seconds.
+    from tfdpclip.mechanism import Mechanism
+    from tfdpclip.noise import GaussianNoise
+
     m = config.clients_per_round
     rule = dpc.QuantileClip(
         target_quantile=quantile,

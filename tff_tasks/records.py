@@ -9,13 +9,15 @@ import json
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from driver_kit import reports
 from tfdpclip import files
-from tfdpclip.noise.carried import NoiseMemory
+
+if TYPE_CHECKING:
+    from tfdpclip.noise.carried import NoiseMemory
 
 METRICS = "metrics.csv"
 
@@ -160,6 +162,9 @@ class Checkpoints:
         Raises:
           RunFileError: if it is damaged, or other users can read it.
         """
+        # This import comes late, because it takes seconds.
+        from tfdpclip.noise.carried import NoiseMemory
+
         path = self._secret(round_num)
         if not path.exists():
             return None

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-import tensorflow as tf
 
+from driver_kit.lazy import tf
 from driver_kit.settings import Setting
 from tff_tasks.client_files import Feature, FederatedFile
 from tff_tasks.sources import ClientSource, Examples, FileSource

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import importlib
 import json
 import math
 import re
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from absl import logging
 
-from driver_kit import command_line, programs, settings
+from driver_kit import command_line, lazy, programs, settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,3 +255,55 @@ def test_an_unusable_output_directory_is_named(tmp_path):
         programs.launch(
             "A.", Small, run, ["small", f"--output_dir={tmp_path / 'file' / 'x'}"]
         )
+
+
+def test_errors_of_usage_look_alike(capsys):
+    """Of settings and of argparse: program, ``error:``, text, in one line."""
+    with pytest.raises(SystemExit) as raised:
+        programs.launch("A.", Small, run, ["runs/small.py", "--how=c"])
+    line = str(raised.value.code)
+    assert line.startswith("small: error: flag --how=c: must be one of a, b")
+    assert "\n" not in line
+    parser = command_line.argument_parser("A.", prog="small")
+    parser.add_argument("--steps", type=int)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--steps=x"])
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last == "small: error: argument --steps: invalid int value: 'x'"
+
+
+@pytest.mark.parametrize("flag", ["--verbosity=0", "-verbosity=0"])
+def test_flags_of_absl_logging_work(tmp_path, flag):
+    """Settings are logged at INFO; an earlier program's level does not stay."""
+    for given, level in (
+        ([flag, "--alsologtostderr"], logging.INFO),
+        ([], logging.WARNING),
+    ):
+        launch = ["small", f"--output_dir={tmp_path}", *given]
+        programs.launch("A.", Small, run, launch)
+        assert logging.get_verbosity() == level
+    with pytest.raises(SystemExit, match="verbosity"):
+        programs.launch("A.", Small, run, ["small", "--verbosity=loud"])
+
+
+def test_a_lazy_module_is_the_module_once_it_is_used(monkeypatch):
+    """Reading, setting and deleting act on the module itself."""
+    module = lazy.submodules("driver_kit")("intervals")
+    real = importlib.import_module("driver_kit.intervals")
+    monkeypatch.setattr(module, "mean", 3, raising=False)
+    assert real.mean == module.mean == vars(module)["mean"] == 3
+    assert lazy.tf.keras is tf.keras and lazy.layers.Dense is tf.keras.layers.Dense
+    with pytest.raises(AttributeError, match="no attribute 'missing'"):
+        lazy.submodules("driver_kit")("missing")
+
+
+def test_an_import_error_inside_a_lazy_module_is_shown(tmp_path, monkeypatch):
+    (tmp_path / "lazy_package").mkdir()
+    text = "from driver_kit import lazy\n__getattr__ = lazy.submodules(__name__)\n"
+    (tmp_path / "lazy_package" / "__init__.py").write_text(text)
+    (tmp_path / "lazy_package" / "broken.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    from lazy_package import broken
+
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        broken.anything  # noqa: B018

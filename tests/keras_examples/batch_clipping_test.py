@@ -13,6 +13,7 @@ from keras_examples import (
     batch_accounts,
     batch_clipping,
     batch_networks,
+    batch_settings,
     batch_training,
     image_data,
 )
@@ -79,6 +80,26 @@ def test_account_of_resnet_does_not_overflow():
     assert str(found["central", FIXED]["mu"]).startswith("10^38294")
     assert found["central", FIXED]["epsilon"] == math.inf
     assert found["rdp", POISSON]["epsilon"] > 1e6
+
+
+def test_batches_with_replacement_are_drawn():
+    """As the paper's text draws them; its analysis draws without replacement."""
+    x, y = np.arange(20, dtype=np.uint8).reshape(20, 1, 1, 1), np.arange(20)
+    used = batch_settings.OneRun(sampling="with_replacement", batch_size=20, seed=0)
+    drawn = [batch[1].numpy() for batch in batch_training.draw(used, (x, y))]
+    # 20 of 20 all different: 20! / 20^20, or 2.3e-8.
+    assert len(drawn[0]) == 20 and len(set(drawn[0])) < 20
+
+
+@pytest.mark.slow
+def test_batches_with_replacement_are_accounted_for():
+    found = accounts(1.5, 8, 20, 2000, 100, 1e-5, "batch", "with_replacement")
+    scheme = dpc.sampling.FixedSize(20, 2000, replacement=True)
+    z = 2 * 1.5 / math.sqrt(8)
+    expected = dpc.accounting.epsilon(z, 100, scheme, 1e-5, "pld", unit="batch")
+    row = found["pld", "replace one, batches with replacement"]
+    assert row["epsilon"] == pytest.approx(expected)
+    assert row["epsilon"] > found["pld", FIXED]["epsilon"]
 
 
 def test_augmentation_crops_each_image_by_itself():

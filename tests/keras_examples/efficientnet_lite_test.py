@@ -17,7 +17,7 @@ import tfdpclip as dpc
 from driver_kit import settings
 from keras_examples import (
     checkpoints,
-    efficientnet_lite,
+    network_sizes,
     pretrained,
     transfer_film,
     transfer_models,
@@ -235,9 +235,9 @@ def test_only_efficientnet_has_a_head_to_load(tmp_path):
 
 
 # Few blocks of every kind: all 49 norms take minutes to trace.
-TINY = efficientnet_lite.EfficientNetLite(
+TINY = network_sizes.EfficientNetLite(
     32,
-    (efficientnet_lite.Stage(1, 3, 1, 1, 8), efficientnet_lite.Stage(2, 5, 2, 2, 16)),
+    (network_sizes.Stage(1, 3, 1, 1, 8), network_sizes.Stage(2, 5, 2, 2, 16)),
     stem=8,
     top=24,
 )

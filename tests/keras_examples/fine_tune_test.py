@@ -109,7 +109,7 @@ def test_a_label_that_is_not_public_is_refused_and_not_shown():
 
 
 @pytest.mark.thinned(2)
-@pytest.mark.parametrize("train", tiny.TRAINED)
+@pytest.mark.parametrize("train", text_records.TRAINED)
 def test_a_model_begins_as_the_public_one_and_trains_what_was_asked(train):
     public = tiny.build(SMALL)
     values = {k: v + 0.1 for k, v in tiny.weights(public).items()}

@@ -13,6 +13,7 @@ from keras_examples import (
     features,
     frozen_features,
     network_features,
+    network_sizes,
     transfer_data,
     transfer_film,
     transfer_models,
@@ -125,8 +126,8 @@ def test_group_normalisation_needs_batch_normalisation(tmp_path):
 
 
 # A block of each kind, for 49 normalisation layers take minutes to trace.
-TINY = efficientnet_lite.EfficientNetLite(
-    32, (efficientnet_lite.Stage(1, 3, 1, 1, 8),), stem=8, top=24
+TINY = network_sizes.EfficientNetLite(
+    32, (network_sizes.Stage(1, 3, 1, 1, 8),), stem=8, top=24
 )
 
 

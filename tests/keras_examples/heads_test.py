@@ -295,9 +295,9 @@ def test_norms_and_weights_state_what_the_features_had_spent(tmp_path):
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("--clip_norms=0", "--clip_norms=0: numbers must be above 0"),
+        ("--clip_norms=0", "--clip_norms=0: must be numbers above 0"),
         ("--clip_norms=nan", "--clip_norms=nan"),
-        ("--batch_sizes=12.5", "--batch_sizes=12.5: whole numbers"),
+        ("--batch_sizes=12.5", "--batch_sizes=12.5: must be whole numbers"),
         ("--learning_rates=geom:1", "--learning_rates=geom:1"),
         ("--grid=cassava_vit_tiny", "--features is missing"),
         ("--model=vit_tiny", "--model=vit_tiny has no effect: a head trains on"),

@@ -9,7 +9,13 @@ import types
 import numpy as np
 import pytest
 
-from keras_examples import nothing_to_tune, tuning_runs, tuning_tables, tuning_tasks
+from keras_examples import (
+    nothing_to_tune,
+    tracking,
+    tuning_runs,
+    tuning_tables,
+    tuning_tasks,
+)
 from tests.output_files import rows_of, words_of
 
 
@@ -99,7 +105,7 @@ def test_the_grid_is_of_every_clip_with_five_optimizers_and_rates():
 
 
 def test_the_rate_falls_by_half_a_cosine_to_zero():
-    callback = tuning_runs._Cosine(0.5, 100)
+    callback = tracking.Cosine(0.5, 100)
     optimizer = types.SimpleNamespace(iterations=0, learning_rate=None)
     callback.set_model(types.SimpleNamespace(optimizer=optimizer))
     rates = []

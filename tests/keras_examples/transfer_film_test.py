@@ -12,10 +12,12 @@ import tfdpclip as dpc
 from driver_kit import settings
 from keras_examples import features as transfer_features
 from keras_examples import (
+    norms_and_weights,
     pretrained,
     transfer_data,
     transfer_film,
     transfer_models,
+    tune_grid,
 )
 from tests.keras_examples import image_files as files
 from tests.keras_examples.checkpoints import micro_checkpoint
@@ -199,7 +201,7 @@ def test_sun397_lists(tmp_path):
     [
         ((), "--checkpoint is missing"),
         (("--dataset=digits", "--batch_size=5000"), "there are only 716"),
-        (("--dataset=digits", "--batch_size=half"), "--batch_size=half must be"),
+        (("--dataset=digits", "--batch_size=half"), "--batch_size=half: must be"),
         (("--dataset=folder", "--checkpoint=x"), "--data_dir is missing"),
         (("--dataset=sun397", "--checkpoint=x"), "--data_dir is missing"),
         (("--dataset=folder", "--checkpoint=x", "--data_dir=/none"), "There is no"),
@@ -209,3 +211,38 @@ def test_wrong_flags_are_named(tmp_path, arguments, message):
     arguments = ("--model=vit_micro", "--pretraining_epochs=0", *arguments)
     with pytest.raises(SystemExit, match=message):
         launch(tmp_path, *arguments)
+
+
+_DIGITS = ("--dataset=digits", "--model=vit_micro", "--trainable=film")
+
+
+@pytest.mark.parametrize(
+    ("program", "flag"),
+    [
+        (transfer_film, "--batch_size=half"),
+        (transfer_film, "--batch_size=0"),
+        (transfer_film, "--batch_size=64,128"),
+        (transfer_film, "--batch_size=5000"),
+        (tune_grid, "--batch_sizes=64,half"),
+        (tune_grid, "--batch_sizes=64,5000"),
+        (tune_grid, "--clip_norms=0.1,x"),
+        (tune_grid, "--clip_norms=0"),
+        (tune_grid, "--learning_rates=geom:0.1"),
+        (tune_grid, "--learning_rates=nan"),
+        (norms_and_weights, "--batch_size=half"),
+        (norms_and_weights, "--batch_size=5000"),
+    ],
+)
+def test_a_wrong_flag_is_refused_before_a_network_is_trained(
+    tmp_path, monkeypatch, program, flag
+):
+    """A flag that is wrong by itself is refused before the images are read, too."""
+
+    def must_not_run(*arguments, **options):
+        raise AssertionError("too late")
+
+    monkeypatch.setattr(transfer_models, "build", must_not_run)
+    if not flag.endswith("5000"):
+        monkeypatch.setattr(transfer_data, "load", must_not_run)
+    with pytest.raises(SystemExit, match=flag.split("=")[0]):
+        program.main(["x", f"--output_dir={tmp_path}", *_DIGITS, flag])

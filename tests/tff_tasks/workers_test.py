@@ -68,9 +68,9 @@ def test_waiting_for_workers_has_the_end_that_a_flag_sets(tmp_path):
 @pytest.mark.parametrize(
     "workers, message",
     [
-        ("localhost", "digits: --workers must be addresses of the form host:port"),
-        ("a:1,a:1", "digits: --workers must be different"),
-        ("", "digits: --workers must be addresses"),
+        ("localhost", "--workers must be addresses of the form host:port"),
+        ("a:1,a:1", "--workers must be different"),
+        ("", "--workers must be addresses"),
     ],
 )
 @pytest.mark.thinned(3)

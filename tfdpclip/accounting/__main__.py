@@ -371,7 +371,7 @@ def run(argv: Sequence[str] | None = None) -> None:
     try:
         main(_parse(sys.argv if argv is None else argv))
     except app.UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"accounting: error: {error}", file=sys.stderr)
         sys.exit(1)
 
 

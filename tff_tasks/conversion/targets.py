@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
+from driver_kit.lazy import tf
 from tff_tasks.client_files import DataFileError, Feature
 from tff_tasks.registry import TASKS, task_class
 from tff_tasks.task import Task
@@ -22,9 +22,9 @@ WITH_FILES = tuple(name for name, task in TASKS.items() if task.file_name)
 PIXELS = ("ink_0", "ink_1", "ink_255")
 
 _KINDS = {
-    tf.int64: "a whole number",
-    tf.float32: "a finite number",
-    tf.string: "a text",
+    "int64": "a whole number",
+    "float32": "a finite number",
+    "string": "a text",
 }
 _INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
 
@@ -90,7 +90,7 @@ class Target:
         """
         if len(self.features) == 1:
             ((name, feature),) = self.features.items()
-            return name if feature.dtype == tf.string else None
+            return name if feature.dtype == "string" else None
         return None
 
     def array(self, name: str, raw: Any) -> np.ndarray | bytes:
@@ -105,9 +105,9 @@ class Target:
           ValueProblem: if the value is wrong.
         """
         feature = self.features[name]
-        if feature.dtype == tf.string:
+        if feature.dtype == "string":
             return _text(raw)
-        array = _numbers(raw, feature.dtype == tf.int64)
+        array = _numbers(raw, feature.dtype == "int64")
         array = _shaped(array, tuple(feature.shape))
         low, high = self.ranges[name]
         scale = 255 if name == "pixels" and self.pixels == "ink_255" else 1
@@ -136,9 +136,9 @@ class Target:
         made = {}
         for name, feature in self.features.items():
             value = values[name]
-            if feature.dtype == tf.string:
+            if feature.dtype == "string":
                 made[name] = tf.train.Feature(bytes_list={"value": [value]})
-            elif feature.dtype == tf.int64:
+            elif feature.dtype == "int64":
                 flat = np.ravel(value).astype(np.int64).tolist()
                 made[name] = tf.train.Feature(int64_list={"value": flat})
             else:
@@ -172,7 +172,7 @@ def _text(raw: Any) -> bytes:
 
 
 def _numbers(raw: Any, whole: bool) -> np.ndarray:
-    wanted = _KINDS[tf.int64 if whole else tf.float32]
+    wanted = _KINDS["int64" if whole else "float32"]
     if isinstance(raw, (str, tuple)):
         cells = (raw,) if isinstance(raw, str) else raw
         values = [_number(cell, whole, i) for i, cell in enumerate(cells)]
@@ -196,7 +196,7 @@ def _number(cell: str, whole: bool, item: int) -> int | float:
         if not np.isfinite(value) or abs(value) > 2**62:
             raise ValueError
     except ValueError as error:
-        wanted = _KINDS[tf.int64 if whole else tf.float32]
+        wanted = _KINDS["int64" if whole else "float32"]
         said = "is empty" if not cell.strip() else f"is {_shown(cell)}"
         raise ValueProblem(f"{said}, but must be {wanted}", item) from error
     return value

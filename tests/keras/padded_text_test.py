@@ -1,4 +1,4 @@
-"""Text of different lengths is padded to a constant length, or refused with that line."""
+"""Text of any length is padded to a constant length, or refused with that line."""
 
 import re
 

@@ -253,6 +253,11 @@ def function_around(graph: Any) -> Any:
     return graph
 
 
+def is_loop_body(graph: Any) -> bool:
+    """Whether a graph is the body of a `while` loop."""
+    return isinstance(graph, control_flow_v2_func_graphs.WhileBodyFuncGraph)
+
+
 def is_function_of_data_set(graph: Any) -> bool:
     """Whether a data set applies this function graph to each of its elements."""
     return is_function_graph(graph) and graph.name.startswith("Dataset_")

@@ -221,6 +221,10 @@ _ANSWERED = {
         {"epsilon": "3", "steps": "20", "people": "100", "population": "1000",
          "per_person": "2", "batch_size": "10"},
     ],
+    "past_run": [
+        {"noise_multiplier": "2", "epochs": "3", "batch_size": "10",
+         "population": "1000"},
+    ],
 }  # fmt: skip
 _VALUES = {
     "noise_multiplier": ["1.3", "2.5", "1.3,2.5"],
@@ -253,6 +257,7 @@ class _Asked:
         for name in ("epsilon", "noise_multiplier", "steps_for"):
             monkeypatch.setattr(command.accounting, name, getattr(self, f"_{name}"))
         monkeypatch.setattr(command.accounting, "cohort_for", self._cohort_for)
+        monkeypatch.setattr(command.accounting, "past_run", self._past_run)
 
     @staticmethod
     def _number(scheme, z, steps, unit, sensitivity, *rest):
@@ -282,6 +287,11 @@ class _Asked:
         told = epsilon, delta, population, rounds, scheme, accountant
         return command.accounting.CohortPlan(clients, z, 1.0, z, float(found), *told)
 
+    @staticmethod
+    def _past_run(*settings):
+        found = 1.0 + zlib.crc32(repr(settings).encode()) % 899_999
+        return accounting.PastRun(found, found + 1, settings[4])
+
     def __call__(self, question, flags):
         """The command's answer; None if it refuses the flags."""
         key = question, *sorted(flags.items())
@@ -304,7 +314,7 @@ class _Asked:
 @pytest.mark.thinned(5)
 def test_every_flag_changes_the_answer_or_is_refused(question, monkeypatch, capsys):
     """Whole commands, to which any two flags are added, or whose values change."""
-    assert set(_VALUES) == set(command._FLAGS)
+    assert set(_VALUES) == set(command._FLAGS) - set(command._command_flags.ALIASES)
     asked, answered = _Asked(monkeypatch, capsys), 0
     for base in _ANSWERED[question]:
         assert asked(question, base) is not None, base
@@ -340,6 +350,40 @@ def test_a_flag_without_effect_is_an_error_that_names_it(question, monkeypatch, 
             error = capsys.readouterr().err
             assert f"--{name}" in error, error
             assert error.count("\n") == 1 and len(error.split()) < 60
+
+
+def test_a_past_run_of_fit_gets_both_answers(capsys):
+    """`fit` of arrays shuffles; what was published counted Poisson draws."""
+    words = "--N=60000", "--batch_size=256", "--epochs=20", "--noise_multiplier=1.1"
+    (row,) = _rows(_run(capsys, "past_run", *words))
+    run = accounting.past_run(60_000, 256, 20, 1.1, 1e-5, False)
+    shuffled = float(row["epsilon as fit shuffles (replace one)"])
+    assert shuffled == pytest.approx(run.shuffled, rel=1e-5)
+    poisson = float(row["epsilon if Poisson sampled (add or remove one)"])
+    assert poisson == pytest.approx(run.poisson, rel=1e-5)
+
+
+@pytest.mark.parametrize("flag", ["examples=1000", "N=1000"])
+def test_flags_have_the_names_of_the_arguments_of_plans(flag, capsys):
+    words = "--batch_size=10", "--steps=20"
+    plain = _run(capsys, "epsilon", *words, "--population=1000", "--noise_multiplier=2")
+    assert _run(capsys, "epsilon", *words, f"--{flag}", "--noise=2") == plain
+
+
+@pytest.mark.parametrize(
+    "words, meant",
+    [
+        (["epsilo"], "Did you mean epsilon?"),
+        (["pastrun"], "Did you mean past_run?"),
+        (["epsilon", "--exampels=10"], "Did you mean: examples"),
+        (["epsilon", "--noise_multiplyer=1"], "Did you mean: noise_multiplier"),
+        (["epsilon", "--population=10", "--examples=20"], "given twice"),
+    ],
+)
+def test_a_misspelled_word_is_told_the_word(words, meant, capsys):
+    with pytest.raises(SystemExit):
+        _run(capsys, *words)
+    assert meant in capsys.readouterr().err
 
 
 def test_a_flag_that_is_given_twice_is_refused(capsys):

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from tests.keras.helpers import mostly_slow
+from tfdpclip.accounting import PrivacyMismatchError
 from tfdpclip.gradients import (
     ExampleIsolationError,
     LossStructureError,
@@ -274,6 +275,54 @@ def test_keras_trains_on_sparse_features_as_on_dense_ones(how):
     ):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
         assert np.abs(found - start).max() > 1e-4
+
+
+def with_lengths(*places):
+    def change(x):
+        lengths = tf.unstack(x.dense_shape, num=2)
+        shape = tf.stack([lengths[i] for i in places])
+        return tf.SparseTensor(x.indices, x.values, shape)
+
+    return change
+
+
+CHANGES = {
+    "nothing": (lambda x: x, False),
+    "the other order": (with_lengths(1, 0), True),
+    "one length twice": (with_lengths(0, 0), True),
+    "centred": (lambda x: x.with_values(x.values - tf.reduce_mean(x.values)), True),
+    "the next row": (
+        lambda x: tf.SparseTensor(x.indices[::-1], x.values, x.dense_shape),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_sparse_batch_goes_unchanged_into_a_function_with_the_step(name):
+    """Around its step, Keras 3 writes static lengths into the shape of the batch."""
+    change, refused = CHANGES[name]
+    model = Model()
+    optimizer = dpc.keras.DPSGD(
+        0.5, clip=dpc.FixedClip(0.3), noise_multiplier=0, expected_batch_size=2
+    )
+
+    @tf.function
+    def step(x):
+        losses = lambda: model.losses(product(model, x))  # noqa: E731
+        optimizer.minimize(losses, model.variables)
+
+    @tf.function
+    def around(iterator):
+        for _ in tf.range(2):
+            step(change(next(iterator)))
+
+    data = iter(tf.data.Dataset.from_tensor_slices(features()).batch(2))
+    if refused:
+        with pytest.raises(PrivacyMismatchError, match="gets more than data"):
+            around(data)
+    else:
+        around(data)
 
 
 @pytest.mark.every_check

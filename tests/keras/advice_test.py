@@ -108,6 +108,19 @@ def ctc_batch_cost(y, y_pred):
     return tf.keras.backend.ctc_batch_cost(y, y_pred, 6 * ones, 3 * ones)
 
 
+def segments(x):
+    rows = tf.repeat(tf.range(tf.shape(x)[0]), 6)
+    return tf.math.segment_sum(tf.reshape(x, [-1, 1]), rows)
+
+
+def neighbours(x):
+    """The nodes of one graph that is made of the graphs of all examples."""
+    nodes = tf.reshape(x, [-1, 1])
+    senders = tf.cast(tf.clip_by_value(nodes[:, 0], 0, 3), tf.int32)
+    messages = tf.gather(nodes, senders)
+    return tf.reshape(tf.math.segment_sum(messages, tf.range(48)), [-1, 6])
+
+
 CASES = {
     "batch normalisation": (
         lambda: dense(logits(), L.BatchNormalization()),
@@ -124,6 +137,14 @@ CASES = {
     "mixup": (
         lambda: dense(logits(), L.Lambda(lambda x: x + tf.roll(x, 1, 0))),
         "as MixUp and CutMix do.*own views",
+    ),
+    "segments of rows": (
+        lambda: dense(logits(), L.Lambda(segments, output_shape=(1,))),
+        r"an axis of their own.*tf.reduce_sum\(x, axis=1\)",
+    ),
+    "graphs": (
+        lambda: dense(logits(), L.Lambda(neighbours, output_shape=(6,))),
+        r"an axis of their own.*tf.gather\(x, places, batch_dims=1\)",
     ),
     "router": (lambda: dense(logits(), Moe()), "load-balancing loss.*add_loss out"),
     "images": (images, "Equalization takes one histogram.*single images"),
@@ -145,6 +166,25 @@ def test_an_op_that_combines_examples_is_refused_with_advice_of_its_own(case):
     assert re.search(expected, text)
     if case != "batch normalisation":
         assert "convert_batchnorm" not in text and "atch normalisation" not in text
+
+
+@pytest.mark.slow
+def test_what_is_said_of_indices_trains():
+    places, receivers, nodes = tf.constant([[1, 0, 2]]), tf.constant([[0, 0, 1]]), 3
+
+    def message_passing(x):
+        x, many = tf.reshape(x, [-1, 3, 2]), tf.shape(x)[0]
+        messages = tf.gather(x, tf.tile(places, [many, 1]), batch_dims=1)
+        written = tf.one_hot(tf.tile(receivers, [many, 1]), nodes)
+        received = tf.matmul(written, messages, transpose_a=True)
+        return tf.reduce_sum(received, axis=1)
+
+    layer = L.Lambda(message_passing, output_shape=(2,))
+    model, x, y, loss = dense(logits(), L.Dense(6), layer)
+    optimizer = DPSGD(0.1, clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
+    model.compile(optimizer, loss)
+    model.fit(x, y, batch_size=8, verbose=0)
+    assert int(optimizer.iterations) == 1
 
 
 @pytest.mark.slow

@@ -399,10 +399,69 @@ def test_several_steps_on_a_batch_are_told_while_the_step_is_traced():
             model.fit(batches, verbose=0, callbacks=plan.callbacks)
             assert plan.ledger.steps == 4
             continue
-        error = "(?s)more than once in every step.*loss = tf.add_n.losses."
+        error = "(?s)more than once, or in a loop.*loss = tf.add_n.losses."
         with pytest.raises(dpc.accounting.PrivacyMismatchError, match=error):
             model.fit(batches, verbose=0, callbacks=plan.callbacks)
         assert plan.ledger.steps == 0
+
+
+class Looped(tf.keras.Model):
+    """Steps of one batch in a loop within TensorFlow's graph."""
+
+    def __init__(self, loop):
+        super().__init__()
+        self.dense, self.loop = L.Dense(2), loop
+
+    def call(self, x):
+        return self.dense(x)
+
+    def take_step(self, x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - y), axis=-1)
+        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+
+    def train_step(self, data):
+        x, y, _ = tf.keras.utils.unpack_x_y_sample_weight(data)
+        self.loop(self.take_step, x, y)
+        return {"loss": tf.constant(0.0)}
+
+
+@tf.function
+def counted(step, x, y):
+    for _ in tf.range(2):
+        step(x, y)
+
+
+def while_loop(step, x, y):
+    def again(i):
+        step(x, y)
+        return [i + 1]
+
+    tf.while_loop(lambda i: i < 2, again, [tf.constant(0)])
+
+
+LOOPS = {
+    "for": counted,
+    "while": while_loop,
+    "function": lambda step, x, y: while_loop(tf.function(step), x, y),
+    "none": lambda step, x, y: tf.function(step)(x, y),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_steps_on_a_batch_in_a_loop_are_told_while_the_step_is_traced(name):
+    plan = dpc.keras.PrivacyPlan(8, 1e-3, examples=64, batch_size=16, epochs=1)
+    model = Looped(LOOPS[name])
+    model(X[:2])
+    model.compile(plan.optimizer(dpc.keras.DPSGD, 0.1))
+    batches = plan.batches((X, Y))
+    arguments = {"verbose": 0, "callbacks": plan.callbacks}
+    if name == "none":
+        model.fit(batches, **arguments)
+        return
+    with pytest.raises(dpc.accounting.PrivacyMismatchError, match="or in a loop, on"):
+        model.fit(batches, **arguments)
+    assert plan.ledger.steps == 0 and int(model.optimizer.iterations) == 0
 
 
 def test_callbacks_that_a_tuner_copies_are_told_of_a_plan_for_each_trial():

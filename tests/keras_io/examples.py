@@ -287,7 +287,7 @@ GENERATIVE = {
     "WGAN-GP": Example(
         steps.wasserstein(1),
         steps.wasserstein(2),
-        ("more than once in every step",),
+        ("more than once, or in a loop",),
         "one step of the critic for each batch; for several, a generator that trains "
         "in every third step",
     ),

@@ -1,7 +1,8 @@
 r"""Answers privacy questions on the command line.
 
-The questions: which epsilon, noise, number of steps or cohort; and for the privacy of
-people, whether to draw people or examples:
+The questions: which epsilon, noise, number of steps or cohort; for the privacy of
+people, whether to draw people or examples; and which epsilon a run of
+tensorflow-privacy's optimizers had:
 
     python -m tfdpclip.accounting epsilon --noise_multiplier=1.1 --steps=1000 \
         --rate=0.01 --delta=1e-5
@@ -12,6 +13,8 @@ people, whether to draw people or examples:
         --clients_per_round=100 --population=1000000 --steps=1500
     python -m tfdpclip.accounting people --epsilon=3 --steps=1000 --batch_size=256 \
         --people=10000 --population=200000 --per_person=1,4,16 --delta=1e-6
+    python -m tfdpclip.accounting past_run --examples=60000 --batch_size=256 \
+        --epochs=20 --noise=1.1
 
 `people` compares two ways of sampling, for the same budget, steps, and `--batch_size`
 of expected examples in a step: drawing people, each with `--per_person` examples that
@@ -24,6 +27,7 @@ is an error: a flag that the question does not use, a flag that a second flag ma
 needless (`--rate` next to `--batch_size`), or a flag that is given twice.
 """
 
+import difflib
 import itertools
 import math
 import sys
@@ -100,15 +104,20 @@ flags.DEFINE_enum(
     flag_values=_FLAGS,
 )
 
+for _alias, _name in _command_flags.ALIASES.items():
+    flags.DEFINE_alias(_alias, _name, flag_values=_FLAGS)
+
 _HELP = {"-h", "-help", "--help", "--helpshort", "--helpfull"}
 _QUESTIONS = tuple(_command_flags.USES)
 
 
 def main(argv: Sequence[str]) -> None:
     if len(argv) != 2 or argv[1] not in _QUESTIONS:
+        meant = difflib.get_close_matches("".join(argv[1:2]), _QUESTIONS, 1)
         raise app.UsageError(
-            f"Ask one of {', '.join(_QUESTIONS)}: "
-            "python -m tfdpclip.accounting epsilon --help"
+            f"Ask one of {', '.join(_QUESTIONS)}"
+            f"{''.join(f'. Did you mean {name}?' for name in meant) or ':'} "
+            f"python -m tfdpclip.accounting {(*meant, 'epsilon')[0]} --help"
         )
     try:
         answer(argv[1])
@@ -119,6 +128,11 @@ def main(argv: Sequence[str]) -> None:
 def answer(question: str) -> None:
     """Prints the table that answers a question."""
     _command_flags.refuse_without_effect(question, _FLAGS)
+    if question == "past_run":
+        settings = _product("batch_size", "epochs", "noise_multiplier")
+        print(_table([_past_run_row(*values) for values in settings]))
+        print(f"\ndelta: {_FLAGS.delta:g}\nunit clipped: {_FLAGS.unit}")
+        return
     if question == "cohort":
         rows = [_cohort_row(*values) for values in _product("epsilon", "steps")]
     elif question == "people":
@@ -189,6 +203,21 @@ def _steps(scheme) -> list[Row]:
         )
         rows.append(_row(scheme, steps, z, target))
     return rows
+
+
+def _past_run_row(size: float, epochs: float, z: float) -> dict[str, str]:
+    """Both answers: `fit` of arrays shuffles, which samples nothing."""
+    count, microbatches = _whole("batch_size", size), _FLAGS.unit == "batch"
+    run = accounting.past_run(
+        _needed("population"), count, epochs, z, _FLAGS.delta, microbatches
+    )
+    return {
+        "batch size": str(count),
+        "epochs": f"{epochs:g}",
+        "noise multiplier": f"{z:.6g}",
+        "epsilon as fit shuffles (replace one)": f"{run.shuffled:.6g}",
+        "epsilon if Poisson sampled (add or remove one)": f"{run.poisson:.6g}",
+    }
 
 
 def _cohort_row(target: float, rounds: float) -> Row:

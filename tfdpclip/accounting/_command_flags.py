@@ -22,6 +22,14 @@ USES: dict[str, set[str]] = {
     | {"sampling"},
     "people": (_ALWAYS - {"convention"})
     | {"epsilon", "steps", "batch_size", "people", "population", "per_person"},
+    "past_run": {"delta", "population", "batch_size", "epochs", "noise_multiplier"}
+    | {"unit"},
+}
+#: Flags by the names of the arguments of plans, and of tensorflow-privacy.
+ALIASES = {
+    "examples": "population",
+    "N": "population",
+    "noise": "noise_multiplier",
 }
 _REPLACE_ONE = ("fixed_size", "with_replacement", "shuffled")
 
@@ -36,7 +44,7 @@ def refuse_without_effect(question: str, flags: Any) -> None:
     Raises:
       ValueError: names the flag, and the reason that it is needless.
     """
-    given = {name for name in flags if flags[name].present}
+    given = {name for name in flags if flags[name].present and name not in ALIASES}
     needless = sorted(given - USES[question])
     if needless:
         raise ValueError(
@@ -45,6 +53,11 @@ def refuse_without_effect(question: str, flags: Any) -> None:
         )
     if _LENGTH <= given:
         raise ValueError("--steps and --epochs exclude each other: leave one out.")
+    if question == "past_run" and flags.unit not in ("example", "batch"):
+        raise ValueError(
+            "`past_run` takes --unit=example, or --unit=batch for microbatches of "
+            "several examples."
+        )
     if question == "cohort" and len(flags.noise_multiplier) > 1:
         raise ValueError("`cohort` takes a single --noise_multiplier, of the trial.")
     kind, sizes = flags.sampling, {"rate", "batch_size", "population"} & given
@@ -81,6 +94,7 @@ def refuse_without_effect(question: str, flags: Any) -> None:
 def refuse_twice(argv: Sequence[str], flags: Any) -> None:
     """Raises for a flag that is given twice, since only the last would count."""
     names = [word.lstrip("-").split("=")[0] for word in argv if word.startswith("-")]
+    names = [ALIASES.get(name, name) for name in names]
     for name in names:
         if name in flags and names.count(name) > 1:
             raise ValueError(

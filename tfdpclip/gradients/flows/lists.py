@@ -62,7 +62,7 @@ def _from_tensor(inputs: list[Flow]) -> Flow:
     if flow.kind != DATA or flow.axes is None:
         return flow
     if 0 in flow.axes:
-        return Flow(DATA, None)
+        return Flow(DATA, None, made=flow.made)
     axes = tuple(axis - 1 for axis in flow.axes)
     return dataclasses.replace(flow.on(axes), made=flow.made)
 
@@ -91,7 +91,7 @@ def _stack(inputs: list[Flow]) -> Flow:
     """The flow of the elements stacked along a new axis 0."""
     flow = inputs[0]
     if flow.kind != DATA or flow.axes is None:
-        return Flow(DATA, None) if flow.kind == DATA else flow
+        return Flow(DATA, None, made=flow.made) if flow.kind == DATA else flow
     axes = tuple(axis + 1 for axis in flow.axes)
     return dataclasses.replace(flow.on(axes), axes=axes or None, made=flow.made)
 

@@ -267,9 +267,6 @@ DATA_SHAPED = frozenset(
 #: CTC losses of sparse labels, a list of the labels of all examples.
 CTC = frozenset("CTCLoss CTCLossV2".split())
 
-#: Ops that pad rows to the length of the longest row of the batch.
-PADDED = frozenset(["RaggedTensorToTensor"])
-
 #: Sums and copies to positions that are data: several examples may share a position.
 BY_PLACE = frozenset(
     """Bincount DenseBincount RaggedBincount SegmentSum SparseSegmentMean

@@ -55,6 +55,13 @@ LOOKUP = (
     'tf.keras.layers.CategoryEncoding(n, output_mode="multi_hot"), which keeps '
     "examples apart."
 )
+RAGGED = (
+    "Rows of different lengths are in one list of all the examples, or padded to the "
+    "longest row of the batch. Pad every batch to one length: "
+    "TextVectorization(output_sequence_length=100) or "
+    "rows.to_tensor(shape=[None, 100]), and leave the padding out by "
+    "Embedding(mask_zero=True). Longer rows are cut."
+)
 # A pattern in the name of an op: a layer of experts, or of a router.
 _IN_ROUTER = "(?i)(^|[/_])(moe|router|routing|experts?)([/_]|$)|load_balanc"
 
@@ -94,6 +101,8 @@ _TABLE = (
         "tf.reduce_sum(tf.one_hot(x, depth), axis=1), for x of shape [batch, entries].",
     ),
     _of("Sum Mean Mul RealDiv MatMul", ROUTER, _IN_ROUTER),
+    _of("RaggedTensorToTensor", RAGGED),
+    _of("", RAGGED, "/Ragged(Reduce|Expand|Gather)|^Ragged(Reduce|Expand|Gather)"),
     _of(
         "TopK TopKV2",
         "It puts the losses, or further numbers, of all the examples in order: all of "
@@ -139,10 +148,11 @@ _TABLE = (
         SparseSegmentSum UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd
         UnsortedSegmentSum GatherV2 GatherNd ScatterNd TensorScatterAdd
         TensorScatterUpdate SparseTensorDenseMatMul""",
-        "Its indices reach all the examples, as those of graphs that are joined to one "
-        "large graph. Pad every example's graph to one size, [batch, nodes, features], "
-        "and look up within it: messages = tf.gather(nodes, senders, batch_dims=1), "
-        "and tf.matmul(tf.one_hot(receivers, count), messages, transpose_a=True).",
+        "Its indices reach all the examples. Give the examples an axis of their own, "
+        "[batch, entries, features], pad to one length, and work within each example: "
+        "tf.reduce_sum(x, axis=1), tf.gather(x, places, batch_dims=1), or, for the "
+        "messages of a graph, tf.matmul(tf.one_hot(receivers, nodes), messages, "
+        "transpose_a=True).",
     ),
     _of(
         "Cumsum Cumprod CumulativeLogsumexp",

@@ -35,7 +35,6 @@ def check_sizes(tensor: tf.Tensor, flows: Dataflow) -> None:
 
     That number is not public: an example more or less would change all gradients.
     """
-    _refuse_means_of_padding(tensor)
     for op in ancestors([tensor]):
         _refuse_sized_draw(op, flows)
         sizes = [
@@ -162,32 +161,6 @@ def _axis_of_length(length: tf.Tensor, tensor: tf.Tensor) -> int:
         return -1
     rank = tensor.shape.rank
     return int(place[0]) if rank is not None and 0 <= place[0] < rank else -1
-
-
-def _refuse_means_of_padding(tensor: tf.Tensor) -> None:
-    """Raises if a mean divides by the length of the longest example."""
-    above = ancestors([tensor])
-    padded = {op for op in above if op.type in ops.PADDED}
-    padded = {op for op in padded if None in op.outputs[0].shape.as_list()[1:]}
-    if not padded:
-        return
-    for op in above:
-        found = tf.get_static_value(op.inputs[1]) if op.type == "Mean" else None
-        source = op.inputs[0] if op.inputs else None
-        if found is None or not source.shape.rank:
-            continue
-        axes = {int(axis) % source.shape.rank for axis in found.reshape(-1)} - {0}
-        unknown = any(source.shape[axis] is None for axis in axes)
-        longest = next((o for o in ancestors([source]) if o in padded), None)
-        if unknown and longest is not None:
-            raise ExampleIsolationError(
-                f"{op.name!r} (a Mean) divides by the length to which {longest.name!r} "
-                f"(a {longest.type}) pads, the length of the longest example of the "
-                "batch: that example would change the gradients of the rest. Pad to a "
-                "constant length, as by TextVectorization(output_sequence_length=...), "
-                "or leave padding out, as by Embedding(mask_zero=True)."
-                + see("mixed-examples")
-            )
 
 
 def _refuse_sized_draw(op: tf.Operation, flows: Dataflow) -> None:

@@ -305,10 +305,13 @@ def _writer_of_table(operations: Iterable[tf.Operation]) -> tf.Operation | None:
     for op in operations:
         for handle in _handles_for(op, ops.TABLE_READS):
             writers = _writers(op.graph) if writers is None else writers
-            for writer in writers[id(origins.captured_from(handle))][0]:
+            table = origins.captured_from(handle)
+            for writer in writers[id(table)][0]:
                 for index, used in enumerate(writer.inputs):
-                    users = set(origins.handle_users(writer, index))
-                    if used.dtype == tf.resource and not users <= ops.TABLE_READS:
+                    # A call may also get the handles of variables.
+                    same = origins.captured_from(used) is table
+                    users = origins.handle_users(writer, index) if same else ()
+                    if not ops.TABLE_READS.issuperset(users):
                         return writer
     return None
 

@@ -397,11 +397,39 @@ ALTERED_DATA = (
 
 # The known value of a tensor: unchanged data, or the name of the op that changed data.
 _DATA = ""
-# Ops that leave every number in its place.
-_UNCHANGED = frozenset("Identity Cast EnsureShape StopGradient".split())
+# Ops that leave every number in its place. Iterators give sparse batches serialized.
+_UNCHANGED = frozenset(
+    "Identity Cast EnsureShape StopGradient DeserializeSparse".split()
+)
 # Lists of a number of places, without values.
 _EMPTY_LISTS = frozenset(("TensorListReserve", "EmptyTensorList"))
 _BY_A_CONSTANT = frozenset("Mul AddV2 Add Sub RealDiv".split())
+
+
+def _shapes_of_sparse_batches(nodes) -> dict[str, str]:
+    """The shapes of sparse batches with static lengths, each with the op of the batch.
+
+    TensorFlow unpacks the shape, and packs each length, or the static length in its
+    place. Every other use of the shape is an op that changes data.
+    """
+    by_name = {node.name: node for node in nodes}
+    shapes = {}
+    for pack in nodes:
+        sources = {node_of(name): by_name.get(node_of(name)) for name in pack.input}
+        unpacks = [s for s in sources.values() if s is not None and s.op != "Const"]
+        if pack.op != "Pack" or [s.op for s in unpacks] != ["Unpack"]:
+            continue
+        (shape,) = unpacks[0].input
+        in_place = all(
+            name in (f"{source}:output:{i}", f"{source}:{i}", source if i == 0 else "")
+            for i, name in enumerate(pack.input)
+            if (source := node_of(name)) == unpacks[0].name
+        )
+        batch = node_of(shape)
+        is_shape = shape in (f"{batch}:2", f"{batch}:sparse_shape:0")
+        if in_place and is_shape and by_name[batch].op == "DeserializeSparse":
+            shapes[pack.name] = batch
+    return shapes
 
 
 class _AlteredDataSearch(Search):
@@ -428,6 +456,7 @@ class _AlteredDataSearch(Search):
     def follow(self, nodes, roots: dict[str, Any], where: str) -> None:
         known = dict(roots)
         constants = {node.name for node in nodes if node.op == "Const"}
+        shapes = _shapes_of_sparse_batches(nodes)
         for node in nodes:
             inputs = [node_of(name) for name in node.input if name[0] != "^"]
             found = [known.get(name) for name in inputs]
@@ -447,6 +476,8 @@ class _AlteredDataSearch(Search):
                 continue
             if node.op.startswith(("IteratorGetNext", "OptionalGetValue")):
                 known[node.name] = _DATA
+            elif node.name in shapes:
+                known[node.name] = known.get(shapes[node.name])
             elif handles and node.op == "Identity":
                 known[node.name] = handles[0]
             elif handles and not called:

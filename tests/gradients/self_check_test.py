@@ -37,7 +37,7 @@ def model(x):
 
 def opaque(x, v):
     """A use that no rule covers."""
-    return tf.map_fn(lambda row: tf.linalg.matvec(v, row, transpose_a=True), x)
+    return tf.cond(tf.reduce_sum(v) < 1e9, lambda: x @ v, lambda: x @ -v)
 
 
 def half_opaque(x):
@@ -380,10 +380,6 @@ RARE = {
     "the_last_row": (
         lambda x: squash(tf.tanh(x @ W) @ U + tf.stop_gradient(x[-1:, :1])),
         OUTLIER,
-    ),
-    "not_a_number": (
-        lambda x: squash(tf.tanh(x @ W + 0.0 * x[-1:, :1]) @ U),
-        NOT_A_NUMBER,
     ),
 }
 

@@ -12,7 +12,7 @@ import tensorflow_federated as tff
 
 from tests.testing import federated_bugs as bugs
 from tests.testing.planting import Mutation
-from tfdpclip import accounting, clipping, federated, testing
+from tfdpclip import clipping, federated, testing
 from tfdpclip.clipping import rules
 from tfdpclip.federated import (
     _discrete_noise,
@@ -24,6 +24,7 @@ from tfdpclip.federated import (
 from tfdpclip.federated import secure as secure_lib
 from tfdpclip.federated._processes import Summation
 from tfdpclip.federated._records import RecordClip
+from tfdpclip.kernel import noise_split
 from tfdpclip.mechanism import Mechanism
 
 # Few clients: a count then is as telling as the update.
@@ -168,8 +169,8 @@ MUTATIONS = [
     ),
     Mutation(
         "noise not split between update and count",
-        accounting,
-        "split_noise_multiplier",
+        noise_split,
+        "remaining_multiplier",
         lambda z, stddevs: z,
         sensitivity,
     ),

@@ -1,10 +1,13 @@
 """Noise of models so large that it is drawn in compiled code, in every mode."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
+from tfdpclip.keras.private_optimizer import PrivateOptimizer
 from tfdpclip.noise.gaussian import _COMPILED_FROM
 
 pytestmark = pytest.mark.unchecked
@@ -102,3 +105,46 @@ def test_without_noise_none_is_drawn():
     assert np.all(variable.numpy() == 0)
     kinds = {op.type for op in step.get_concrete_function(X[:8]).graph.get_operations()}
     assert "RngReadAndSkip" not in kinds
+
+
+def _behind(op):
+    """All ops that an op waits for."""
+    waits, pending = set(), [op]
+    while pending:
+        current = pending.pop()
+        if current not in waits:
+            waits.add(current)
+            pending += [tensor.op for tensor in current.inputs]
+            pending += current.control_inputs
+    return waits
+
+
+@pytest.mark.slow
+def test_noise_is_drawn_beside_the_gradients():
+    """On a second core: the draw waits for no data, so no data decide about it."""
+    graphs = []
+    apply = PrivateOptimizer._apply_released
+
+    def noted(self, released):
+        graphs.append(tf.compat.v1.get_default_graph())
+        return apply(self, released)
+
+    optimizer = dpc.keras.DPSGD(
+        0.1, clip=1.0, noise_multiplier=1.0, expected_batch_size=EXPECTED
+    )
+    model = tf.keras.Sequential(
+        [tf.keras.Input([INPUTS]), tf.keras.layers.Dense(OUTPUTS)]
+    )
+    model.compile(optimizer, "mse")
+    with mock.patch.object(PrivateOptimizer, "_apply_released", noted):
+        model.fit(X, np.zeros([len(X), OUTPUTS]), batch_size=EXPECTED, verbose=0)
+    draws = [op for op in graphs[-1].get_operations() if op.type == "RngReadAndSkip"]
+    assert draws
+    calls = [
+        op
+        for op in graphs[-1].get_operations()
+        if "PartitionedCall" in op.type and draws[-1] in _behind(op)
+    ]
+    assert calls
+    for op in calls[:1]:
+        assert not {"MatMul", "If", "StatelessIf"} & {one.type for one in _behind(op)}

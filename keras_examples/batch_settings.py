@@ -121,6 +121,13 @@ class OneRun(Common):
     sigma: float = settings.number(
         0.01875, "The paper's sigma: noise stddev over 2 C_h.", above=0
     )
+    sparsify: float | None = settings.number(
+        None,
+        "Freeze weights that moved in an epoch by at most so many stddevs of what the "
+        "noise alone moves them (the paper's section 3.4).",
+        above=0,
+        good=1,
+    )
     equal_privacy: bool = settings.switch(
         False,
         "Whether full and scaled clipping get sigma / sqrt(L), as private as layerwise "

@@ -17,6 +17,7 @@ from keras_examples import (
     batch_networks,
     image_data,
     local_updates,
+    sparsification,
     training,
 )
 from keras_examples.batch_settings import (
@@ -68,12 +69,14 @@ class Private:
       layers: L.
       account: arguments of `batch_accounts`: sigma after `equal_privacy`, by how many
         layers it is divided, m, N and T.
+      frozen: the share of frozen weights.
     """
 
     trained: training.Trained
     model: tf.keras.Model
     layers: int
     account: tuple[float, int, int, int, int]
+    frozen: float = 0.0
 
 
 def load(used: Common) -> Data:
@@ -255,6 +258,13 @@ def train(
     training.check_batch_size(used.batch_size, len(data.private[0]))
     _begin(used)
     model = build(used, data.channels)
+    further = list(further)
+    if used.sparsify is not None:
+        divisor = {"individual": used.batch_size, "group": used.groups, "batch": 1}
+        model, frozen = sparsification.freezable(model)
+        further.append(
+            sparsification.Sparsifier(frozen, used.sparsify, divisor[used.unit])
+        )
     layers, sigma = layers_and_sigma(used, model, data.public)
     if local_flag(used):
         model = local_updates.LocalUpdates(
@@ -287,7 +297,8 @@ def train(
         len(data.private[0]),
         batches.steps_per_epoch * used.epochs,
     )
-    return Private(trained, model, len(layers), account)
+    share = further[-1].share if used.sparsify is not None else 0.0
+    return Private(trained, model, len(layers), account, share)
 
 
 def train_plainly(

@@ -101,6 +101,8 @@ def _outcome(used, data, private, accounts, runs):
         f"{used.epochs} epochs. {parameters:,} parameters in {private.layers} layers "
         f"(counted by {batch_settings.layer_kind(used)})."
     )
+    if used.sparsify is not None:
+        text += f" {private.frozen:.1%} of the weights are frozen at the end."
     if "SGD" in runs:
         text += f" SGD without privacy: {runs['SGD'][-1]['test_accuracy']:.2%}."
     findings = [

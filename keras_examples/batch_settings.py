@@ -14,8 +14,26 @@ from keras_examples import batch_networks, image_data
 UNITS = ("individual", "batch", "group")
 NETWORKS = tuple(batch_networks.NETWORKS)
 DATASETS = ("cifar10", "mnist", "fashion_mnist", "digits", "synthetic")
+METHODS = ("sgd", "momentum", "adam")
 SAMPLINGS = ("fixed", "with_replacement", "poisson")
 CLIPS = ("full", "layerwise", "adaptive", "adaptive_zhang", "scaled")
+
+
+def read_layers(text: str) -> int | None:
+    """The number of groups of layers in a value of --layers, if it has one.
+
+    Raises:
+      ValueError: for a text that is no value of --layers.
+
+    >>> read_layers("groups:4"), read_layers("module")
+    (4, None)
+    """
+    if text in ("paper", "module", "tensor"):
+        return None
+    name, _, count = text.partition(":")
+    if name != "groups" or not count.isdecimal() or int(count) < 1:
+        raise ValueError(f"{text!r} is no value of --layers.")
+    return int(count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,15 +58,23 @@ class Common:
     )
     groups: int = settings.count(8, "Groups per batch for unit group.", least=2)
     local_steps: int = settings.count(
-        1, "Local SGD steps on a group (or batch), whose sum is clipped."
+        1, "Local steps on a group (or batch), whose update is clipped."
     )
     local_rate: float = settings.number(
         0.025, "The learning rate of local steps.", above=0
     )
-    layers: str = settings.choice(
+    local_method: str = settings.choice(
+        "sgd", METHODS, "Of local steps, with a fresh state for every group."
+    )
+    random_layer: bool = settings.switch(
+        False, "Whether a group updates one layer alone, drawn at random."
+    )
+    layers: str = settings.words(
         "paper",
-        ("paper", "module", "tensor"),
-        "What counts as a layer; paper: a tensor for ResNet-18, otherwise a module.",
+        "What counts as a layer; paper: a tensor for ResNet-18, otherwise a module; "
+        "groups:4: four groups of modules of similar gradient norm on public images.",
+        form="paper, module, tensor or groups:HOW_MANY",
+        reads=read_layers,
     )
     physical_batch_size: int = settings.count(
         256, "Most images at a time for unit individual."
@@ -95,6 +121,13 @@ class OneRun(Common):
     sigma: float = settings.number(
         0.01875, "The paper's sigma: noise stddev over 2 C_h.", above=0
     )
+    sparsify: float | None = settings.number(
+        None,
+        "Freeze weights that moved in an epoch by at most so many stddevs of what the "
+        "noise alone moves them (the paper's section 3.4).",
+        above=0,
+        good=1,
+    )
     equal_privacy: bool = settings.switch(
         False,
         "Whether full and scaled clipping get sigma / sqrt(L), as private as layerwise "
@@ -111,20 +144,34 @@ def check(used: OneRun) -> None:
             "example has a gradient of its own; use --norm=none, or --unit=batch or "
             "--unit=group."
         )
-    if used.local_steps > 1 and used.unit == "individual":
+    if local_flag(used) and used.unit == "individual":
         raise settings.UsageError(
-            f"flag --local_steps={used.local_steps}: a group takes local steps, and "
-            "not each example; use --unit=group or --unit=batch."
+            f"flag --{local_flag(used)}: a group takes local steps, and not each "
+            "example; use --unit=group or --unit=batch."
         )
-    if used.local_steps > 1 and used.network == "resnet18":
+    if local_flag(used) and used.network == "resnet18":
         raise settings.UsageError(
-            f"flag --local_steps={used.local_steps} needs a sequential network, for "
-            "example --network=bn_lenet5."
+            f"flag --{local_flag(used)} needs a sequential network, for example "
+            "--network=bn_lenet5."
+        )
+    if used.random_layer and by_layer(used.clip):
+        raise settings.UsageError(
+            f"flag --random_layer: --clip={used.clip} adds noise for all layers, of "
+            "which one moves; use --clip=scaled or --clip=full."
         )
     if used.unit == "group" and used.batch_size % used.groups:
         raise settings.UsageError(
             f"flag --groups={used.groups} must divide --batch_size={used.batch_size}."
         )
+
+
+def local_flag(used: Common) -> str:
+    """The flag by which the clipped vector is an update of local steps; or ""."""
+    if used.local_steps > 1:
+        return f"local_steps={used.local_steps}"
+    if used.local_method != "sgd":
+        return f"local_method={used.local_method}"
+    return "random_layer" if used.random_layer else ""
 
 
 def by_layer(clip: str) -> bool:
@@ -133,7 +180,7 @@ def by_layer(clip: str) -> bool:
 
 
 def layer_kind(used: Common) -> str:
-    """What counts as a layer: "tensor" or "module"."""
+    """What counts as a layer: "tensor", "module" or "groups:4"."""
     if used.layers != "paper":
         return used.layers
     return "tensor" if used.network == "resnet18" else "module"

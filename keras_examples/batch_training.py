@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,18 @@ from keras_examples import (
     batch_networks,
     image_data,
     local_updates,
+    sparsification,
     training,
 )
-from keras_examples.batch_settings import Common, OneRun, by_layer, check, group_spec
+from keras_examples.batch_settings import (
+    Common,
+    OneRun,
+    by_layer,
+    check,
+    group_spec,
+    local_flag,
+    read_layers,
+)
 from tfdpclip.clipping import make_groups
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -60,12 +69,14 @@ class Private:
       layers: L.
       account: arguments of `batch_accounts`: sigma after `equal_privacy`, by how many
         layers it is divided, m, N and T.
+      frozen: the share of frozen weights.
     """
 
     trained: training.Trained
     model: tf.keras.Model
     layers: int
     account: tuple[float, int, int, int, int]
+    frozen: float = 0.0
 
 
 def load(used: Common) -> Data:
@@ -132,11 +143,25 @@ def draw(used: OneRun, private: Arrays) -> dpc.sampling.Batches:
     )
 
 
-def layers_and_sigma(used: OneRun, model: tf.keras.Model) -> tuple[tuple, float]:
-    """The layers' names, and sigma after --equal_privacy."""
-    # Keras 3 names a variable's layers in its path.
-    names = [getattr(v, "path", v.name) for v in model.trainable_variables]
-    layers = make_groups(group_spec(used), names).names
+def layers_and_sigma(
+    used: OneRun, model: tf.keras.Model, public: Arrays | None = None
+) -> tuple[Mapping[str, list[str]], float]:
+    """The names of layers and of their variables, and sigma after --equal_privacy.
+
+    Args:
+      used: the settings.
+      model: the network.
+      public: public images and labels, for --layers=groups:4.
+    """
+    # Keras 3 names a variable's layers in its path, after the model.
+    paths = [getattr(v, "path", v.name) for v in model.trainable_variables]
+    names = [path.removeprefix(f"{model.name}/") for path in paths]
+    spec, count = group_spec(used), read_layers(used.layers)
+    norms = None
+    if count is not None:
+        model.compile(loss=training.LOSS)
+        spec, norms = count, dpc.keras.public_gradient_norms(model, public)
+    layers = make_groups(spec, names, norms).as_mapping()
     sigma = used.sigma
     if used.equal_privacy and not by_layer(used.clip):
         sigma /= math.sqrt(len(layers))
@@ -144,10 +169,13 @@ def layers_and_sigma(used: OneRun, model: tf.keras.Model) -> tuple[tuple, float]
 
 
 def private_optimizer(
-    used: OneRun, layers: Sequence[str], sigma: float, batches: dpc.sampling.Batches
+    used: OneRun,
+    layers: Mapping[str, list[str]],
+    sigma: float,
+    batches: dpc.sampling.Batches,
 ) -> Any:
     """Private SGD with the paper's settings."""
-    spec = group_spec(used)
+    spec = group_spec(used) if read_layers(used.layers) is None else layers
     steps = batches.steps_per_epoch
     norm = _decaying(used.clip_norm, used.clip_decay, steps)
     rule = {
@@ -230,10 +258,23 @@ def train(
     training.check_batch_size(used.batch_size, len(data.private[0]))
     _begin(used)
     model = build(used, data.channels)
-    if used.local_steps > 1:
-        model = local_updates.LocalUpdates(model, used.local_steps, used.local_rate)
+    further = list(further)
+    if used.sparsify is not None:
+        divisor = {"individual": used.batch_size, "group": used.groups, "batch": 1}
+        model, frozen = sparsification.freezable(model)
+        further.append(
+            sparsification.Sparsifier(frozen, used.sparsify, divisor[used.unit])
+        )
+    layers, sigma = layers_and_sigma(used, model, data.public)
+    if local_flag(used):
+        model = local_updates.LocalUpdates(
+            model,
+            used.local_steps,
+            used.local_rate,
+            used.local_method,
+            used.random_layer,
+        )
     batches = draw(used, data.private)
-    layers, sigma = layers_and_sigma(used, model)
     optimizer = private_optimizer(used, layers, sigma, batches)
     model.compile(optimizer, training.LOSS)
     trained = training.fit(
@@ -256,7 +297,8 @@ def train(
         len(data.private[0]),
         batches.steps_per_epoch * used.epochs,
     )
-    return Private(trained, model, len(layers), account)
+    share = further[-1].share if used.sparsify is not None else 0.0
+    return Private(trained, model, len(layers), account, share)
 
 
 def train_plainly(

@@ -1,8 +1,9 @@
-"""General batch clipping: the update of a group's local SGD steps is clipped.
+"""General batch clipping: the update of a group's local steps is clipped.
 
 Nguyen et al. (2023), section 3.1: the clipped vector may be any function of the group.
-Here it is the sum of the gradients of several SGD steps on the group, which is (w_start
-- w_end) / local rate.
+Here it is (w_start - w_end) / local rate after several steps of an inner method on the
+group: SGD, for which it is the sum of the gradients, momentum or Adam; all of it, or
+the part of one random layer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _L = tf.keras.layers
 
 
 class LocalUpdates(tf.keras.Sequential):
-    """A network whose loss has, as its gradient, the update of local SGD steps.
+    """A network whose loss has, as its gradient, the update of local steps.
 
     For an optimizer of ``unit="batch"``: each physical batch is a group.
 
@@ -33,6 +34,10 @@ class LocalUpdates(tf.keras.Sequential):
         normalisation, and layers without weights.
       steps: the number of local steps.
       rate: the learning rate of local steps.
+      method: one of `batch_settings.METHODS`, with a fresh state for every group.
+      random_layer: whether a group's update is that of one layer, drawn at random,
+        and 0 elsewhere. With one clip of the whole gradient, no layer's noise pays for
+        the others.
 
     Raises:
       ValueError: if the model has a layer of a further kind.
@@ -42,7 +47,14 @@ class LocalUpdates(tf.keras.Sequential):
     3
     """
 
-    def __init__(self, model: tf.keras.Sequential, steps: int, rate: float):
+    def __init__(
+        self,
+        model: tf.keras.Sequential,
+        steps: int,
+        rate: float,
+        method: str = "sgd",
+        random_layer: bool = False,
+    ):
         super().__init__([tf.keras.Input(model.input_shape[1:]), *model.layers])
         for layer in self.layers:
             known = isinstance(layer, (_L.Conv2D, _L.Dense, _L.BatchNormalization))
@@ -52,7 +64,8 @@ class LocalUpdates(tf.keras.Sequential):
                     "local steps do not know; Conv2D, Dense and BatchNormalization "
                     "they do."
                 )
-        self._local = (steps, rate)
+        self._local = (steps, rate, method)
+        self._random_layer = random_layer
         self._in_step = False
 
     def train_step(self, *arguments: Any, **options: Any) -> Any:
@@ -74,18 +87,24 @@ class LocalUpdates(tf.keras.Sequential):
         """In a step, the mean loss of local steps, whose gradient is their update."""
         if not self._in_step:
             return super().compute_loss(x, y, y_pred, sample_weight, **options)
-        steps, rate = self._local
+        steps, rate, method = self._local
         start = [tf.convert_to_tensor(v) for v in self.trainable_variables]
         weights = start
         update = [tf.zeros_like(w) for w in weights]
-        losses = []
-        for _ in range(steps):
+        losses, state = [], [(tf.zeros_like(w), tf.zeros_like(w)) for w in weights]
+        for step in range(1, steps + 1):
             predicted = forward(self.layers, weights, x)
             loss = super().compute_loss(x, y, predicted, sample_weight, **options)
             found = tf.gradients(loss, weights, unconnected_gradients="zero")
-            weights = [w - rate * g for w, g in zip(weights, found, strict=True)]
-            update = [u + g for u, g in zip(update, found, strict=True)]
+            moves = []
+            for k, gradient in enumerate(found):
+                move, state[k] = direction(method, gradient, state[k], step)
+                moves.append(move)
+            weights = [w - rate * m for w, m in zip(weights, moves, strict=True)]
+            update = [u + m for u, m in zip(update, moves, strict=True)]
             losses.append(loss)
+        if self._random_layer:
+            update = self._one_layer(update)
         # Linear in the weights, so that the update is its gradient.
         linear = tf.add_n(
             [
@@ -95,6 +114,39 @@ class LocalUpdates(tf.keras.Sequential):
         )
         value = tf.stop_gradient(tf.add_n(losses) / steps - linear)
         return value + linear
+
+    def _one_layer(self, update: list[tf.Tensor]) -> list[tf.Tensor]:
+        """The update of a layer that is drawn for the batch, and zeros."""
+        counts = [len(layer.trainable_variables) for layer in self.layers]
+        of = [k for k, count in enumerate(filter(None, counts)) for _ in range(count)]
+        drawn = tf.random.uniform([], 0, 1 + max(of), tf.int32)
+        return [
+            u * tf.cast(tf.equal(drawn, place), u.dtype)
+            for u, place in zip(update, of, strict=True)
+        ]
+
+
+def direction(
+    method: str, gradient: tf.Tensor, state: tuple[tf.Tensor, tf.Tensor], step: int
+) -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
+    """The move of a method over its rate, and its state after it.
+
+    Args:
+      method: one of `batch_settings.METHODS`.
+      gradient: of the step.
+      state: the means of gradients and of their squares so far; momentum has the first.
+      step: the number of the step, from 1.
+    """
+    if method == "sgd":
+        return gradient, state
+    first, second = state
+    if method == "momentum":
+        first = 0.9 * first + gradient
+        return first, (first, second)
+    first = 0.9 * first + 0.1 * gradient
+    second = 0.999 * second + 0.001 * tf.square(gradient)
+    scale = (1 - 0.999**step) ** 0.5 / (1 - 0.9**step)
+    return scale * first / (tf.sqrt(second) + 1e-7), (first, second)
 
 
 def forward(

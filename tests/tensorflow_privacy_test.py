@@ -164,6 +164,26 @@ def test_microbatches_are_clipped_as_their_optimizer_does(m):
     np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["old.keras", "old.h5", "old"])
+def test_a_saved_model_continues_here_in_every_format(tmp_path, name):
+    """With the outputs that it had; its optimizer is not loaded."""
+    x, y = np.ones([40, 3], "float32"), np.zeros(40)
+    model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)])
+    theirs = tfp.DPKerasSGDOptimizer(1.0, 1.1, num_microbatches=20, learning_rate=0.1)
+    entropy = tf.keras.losses.SparseCategoricalCrossentropy
+    model.compile(theirs, entropy(from_logits=True, reduction="none"))
+    model.fit(x, y, batch_size=20, verbose=0)
+    model.save(tmp_path / name)
+    loaded = tf.keras.models.load_model(tmp_path / name, compile=False)
+    np.testing.assert_array_equal(loaded.predict(x), model.predict(x))
+    ours = dpc.keras.DPSGD(**optimizer_arguments(1.0, 1.1, batch_size=20))
+    loaded.compile(ours, entropy(from_logits=True))
+    loaded.fit(x, y, batch_size=20, verbose=0)
+    assert int(ours.iterations) == 2
+    assert not np.allclose(loaded.get_weights()[0], model.get_weights()[0])
+
+
 @pytest.mark.parametrize("m", [0, 3, 5])
 def test_microbatches_that_do_not_divide_a_batch_are_refused(m):
     with pytest.raises(ValueError, match="num_microbatches=None"):
@@ -174,12 +194,15 @@ PAGE = pathlib.Path(__file__).parents[1] / "docs" / "from_tensorflow_privacy.md"
 
 
 @pytest.mark.slow
-def test_the_lines_of_the_migration_page_that_need_the_package_run(capsys):
+def test_the_lines_of_the_migration_page_that_need_the_package_run(
+    capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     tff = pytest.importorskip("tensorflow_federated")
     lib = pytest.importorskip(
         "tensorflow_privacy.privacy.analysis.compute_dp_sgd_privacy_lib"
     )
-    fitted, queries = re.findall(r"(?ms)^```py\n(.*?)^```", PAGE.read_text())
+    fitted, continued, queries = re.findall(r"(?ms)^```py\n(.*?)^```", PAGE.read_text())
     model = tf.keras.Sequential([tf.keras.layers.Dense(10)])
     names = {"tensorflow_privacy": tfp, "tf": tf, "model": model, "tff": tff, "np": np}
     names |= {"x": np.zeros([500, 20], "float32"), "y": np.zeros(500), "dpc": dpc}
@@ -187,6 +210,15 @@ def test_the_lines_of_the_migration_page_that_need_the_package_run(capsys):
     names["compute_dp_sgd_privacy_statement"] = statement
     exec(fitted.replace("epochs=15", "epochs=1, verbose=0"), names)
     assert "Poisson sampling" in capsys.readouterr().out
+    weights = model.get_weights()
+    exec(continued.replace("epochs=2", "epochs=2, verbose=0"), names)
+    ledger = names["ledger"]
+    assert [sum(phase.runs) for phase in ledger.phases] == [15 * 2, 2 * 2]
+    assert "ShuffledEpochs" in str(ledger.phases[0].sampling)
+    assert not np.allclose(names["model"].get_weights()[0], weights[0])
+    spent = float(re.search(r"\((\S+), 1e-05\)", capsys.readouterr().out)[1])
+    old = dpc.accounting.past_run(500, 250, 15, 1.1, 1e-5, used_microbatching=False)
+    assert spent > old.shuffled
     exec(queries, names)
     assert float(capsys.readouterr().out) == pytest.approx(1.0934, abs=1e-4)
     assert isinstance(names["process"], tff.templates.AggregationProcess)

@@ -156,7 +156,7 @@ def planned(noise: str, base: RunConfig, population: int, used: Settings) -> Pla
     contributes nothing. Counting takes `count_share` of it: with noise of deviation z /
     (2 sqrt(share)) on a count that one client moves by 1/2 at most, the sum has z /
     sqrt(1 - share) of the clip norm left, and both together are one release of
-    multiplier z (Andrew et al. 2021, section 3.1).
+    multiplier z (Andrew et al. 2021, section 2.1).
 
     Args:
       noise: one of the study's.

@@ -10,7 +10,7 @@ r"""The three steps that the paper concludes with, on any benchmark.
    average, until the privacy target is met (`dpc.accounting.cohort_for`). Where the
    trial meets it already, nothing is multiplied, and the report says so.
 
-Andrew et al. (2021), section 5. Steps 1 and 2 are for public proxy data: they are
+Andrew et al. (2021), section 4. Steps 1 and 2 are for public proxy data: they are
 seeded and not private.
 """
 

@@ -177,7 +177,7 @@ def discovered_range(
 
     Rounds are discarded until the unclipped fraction is first within 0.05 of the
     target. The least is the smallest estimate at the lowest quantile, the largest the
-    largest at the highest: Andrew et al. (2021), section 4 (quantiles 0.1 and 0.9).
+    largest at the highest: Andrew et al. (2021), section 3 (quantiles 0.1 and 0.9).
 
     Args:
       rows: runs of adaptive clipping without noise.

@@ -150,3 +150,24 @@ def test_report_and_files(directory):
 def test_a_wrong_problem_is_refused(tmp_path):
     with pytest.raises(SystemExit, match="--problems=4"):
         clipping_bias.main(["x", "--problems=4", f"--output_dir={tmp_path}"])
+
+
+def test_a_claim_of_runs_that_still_move_is_open(tmp_path):
+    """Plain clipping moves by a hundredth a step, and has 5 and more to go."""
+    clipping_bias.main(
+        [
+            "clipping_bias",
+            f"--output_dir={tmp_path}",
+            "--problems=1",
+            "--iterations=300",
+            "--learning_rate=0.03",
+            "--noise_stddev=0",
+            "--perturbations=0,5",
+            "--repeats=1",
+        ]
+    )
+    (first, _) = output_files.rows_of(tmp_path, "summary")
+    assert first["settled"] == "0"
+    report = output_files.words_of(tmp_path)
+    assert "is open: k = 0" in report and "Raise --iterations." in report
+    assert "held here" not in report

@@ -122,7 +122,7 @@ class QuantileClip(ClipRule):
       learning_rate: the step of the update, above 0.
       count_stddev: the noise stddev on the sum of the bits, in records, above 0 (or
         exactly 0, for runs without privacy). None means a twentieth of the records
-        expected in a step, the paper's rule (section 3.1), or more in small batches:
+        expected in a step, the paper's rule (section 2.1), or more in small batches:
         at least 0.71 times the noise multiplier, sqrt(L) times that with L groups,
         which leaves the sum at most sqrt(2) times the noise it would have alone
         (`dpc.accounting.count_stddevs`).

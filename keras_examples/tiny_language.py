@@ -10,9 +10,11 @@ import tensorflow as tf
 from keras_examples import text_records
 
 L = tf.keras.layers
-#: The trainable parts: everything, updates of low rank in the blocks, the biases of
-#: dense layers, or the last layer.
-TRAINED = ("lora", "full", "bias", "head")
+#: The trainable parts: updates of low rank in the blocks, their second factors alone
+#: beside first factors that stay random (FFA-LoRA, Sun et al. 2024), everything, the
+#: biases of dense layers, or the last layer.
+TRAINED = ("lora", "ffa_lora", "full", "bias", "head")
+LOW_RANK = TRAINED[:2]
 _WEIGHTS = ("embeddings", "positions", "kernel", "bias", "gamma", "beta")
 _LOW_RANK = ("lora_a", "lora_b")
 
@@ -23,7 +25,7 @@ class Linear(L.Layer):
     Args:
       units: the width of the output.
       train: one of `TRAINED`, or "nothing".
-      rank: the rank of the update, for "lora".
+      rank: the rank of the update, for `LOW_RANK`.
       activation: the activation, as for `Dense`.
     """
 
@@ -42,14 +44,15 @@ class Linear(L.Layer):
         self.kernel = weight("kernel", [width, self.units], "glorot_uniform", full)
         some = full or self.train == "bias"
         self.bias = weight("bias", [self.units], "zeros", some)
-        if self.train == "lora":
-            self.lora_a = weight("lora_a", [width, self.rank], "glorot_uniform", True)
+        if self.train in LOW_RANK:
+            first = self.train == "lora"
+            self.lora_a = weight("lora_a", [width, self.rank], "glorot_uniform", first)
             self.lora_b = weight("lora_b", [self.rank, self.units], "zeros", True)
         self.built = True
 
     def call(self, x):
         y = x @ self.kernel + self.bias
-        if self.train == "lora":
+        if self.train in LOW_RANK:
             y += (x @ self.lora_a) @ self.lora_b
         return self.activation(y)
 
@@ -159,7 +162,7 @@ def weights(model: tf.keras.Model, names=_WEIGHTS) -> dict[str, np.ndarray]:
             if variable is None:
                 continue
             value = tf.convert_to_tensor(variable)
-            if name == "kernel" and getattr(layer, "train", "") == "lora":
+            if name == "kernel" and getattr(layer, "train", "") in LOW_RANK:
                 value += tf.matmul(layer.lora_a, layer.lora_b)
             found[f"{layer.name}/{name}"] = value.numpy()
     return found

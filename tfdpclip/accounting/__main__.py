@@ -134,7 +134,7 @@ def answer(question: str) -> None:
             settings = (_needed("population"), _whole("batch_size", size), epochs, z)
             run = accounting.past_run(*settings, _FLAGS.delta, _FLAGS.unit == "batch")
             print(f"batch size {size:g}, {epochs:g} epochs, noise {z:g}: {run}")
-        print(f"unit clipped: {_FLAGS.unit}")
+        print(f"unit clipped: {_FLAGS.unit}\naccountant: pld")
         return
     if question == "cohort":
         rows = [_cohort_row(*values) for values in _product("epsilon", "steps")]

@@ -127,7 +127,8 @@ def run(used: Settings) -> programs.Outcome:
     written = network.save(model, pathlib.Path(used.output_dir))
     gain, half = after.gain(before)
     trained = int(sum(np.prod(v.shape) for v in model.trainable_variables))
-    what = f"LoRA of rank {used.rank}" if used.train == "lora" else used.train
+    what = {"lora": "LoRA", "ffa_lora": "FFA-LoRA"}.get(used.train, used.train)
+    what += f" of rank {used.rank}" if used.train in tiny_language.LOW_RANK else ""
     rows_ = [
         {
             "model": name,

@@ -117,11 +117,12 @@ class Hub:
             preset, preprocessor=self.task.preprocessor, **options
         )
         backbone = self.task.backbone
-        if train == "lora":
+        if train in tiny_language.LOW_RANK:
             backbone.enable_lora(rank)
             # KerasHub lets the biases beside train, and leaves them out of the file.
+            factors = "lora" if train == "lora" else "lora_kernel_b"
             for variable in backbone.trainable_variables:
-                variable.trainable = "lora" in variable.name
+                variable.trainable = factors in variable.name
         elif train == "bias":
             for variable in self.task.trainable_variables:
                 variable.trainable = variable.name == "bias"

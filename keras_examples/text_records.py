@@ -26,9 +26,10 @@ PAD, START, END = range(3)
 _FIRST = 3
 #: How many tokens there are: bytes, and the three above.
 BYTES = 256 + _FIRST
-#: The trained parts of `tiny_language`: everything, updates of low rank in the blocks,
+#: The trained parts of `tiny_language`: updates of low rank in the blocks, their second
+#: factors alone beside first factors that stay random (FFA-LoRA, Sun et al. 2024), all,
 #: the biases of dense layers, or the last layer.
-TRAINED = ("lora", "full", "bias", "head")
+TRAINED = ("lora", "ffa_lora", "full", "bias", "head")
 _ENDINGS = (".jsonl", ".csv", ".txt")
 _HEADINGS = ("ACT", "SCENE", "PROLOGUE", "EPILOGUE")
 

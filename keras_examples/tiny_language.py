@@ -10,6 +10,8 @@ import tensorflow as tf
 from keras_examples import text_records
 
 L = tf.keras.layers
+#: The parts that are updates of low rank.
+LOW_RANK = text_records.TRAINED[:2]
 _WEIGHTS = ("embeddings", "positions", "kernel", "bias", "gamma", "beta")
 _LOW_RANK = ("lora_a", "lora_b")
 
@@ -20,7 +22,7 @@ class Linear(L.Layer):
     Args:
       units: the width of the output.
       train: one of `text_records.TRAINED`, or "nothing".
-      rank: the rank of the update, for "lora".
+      rank: the rank of the update, for `LOW_RANK`.
       activation: the activation, as for `Dense`.
     """
 
@@ -39,14 +41,15 @@ class Linear(L.Layer):
         self.kernel = weight("kernel", [width, self.units], "glorot_uniform", full)
         some = full or self.train == "bias"
         self.bias = weight("bias", [self.units], "zeros", some)
-        if self.train == "lora":
-            self.lora_a = weight("lora_a", [width, self.rank], "glorot_uniform", True)
+        if self.train in LOW_RANK:
+            first = self.train == "lora"
+            self.lora_a = weight("lora_a", [width, self.rank], "glorot_uniform", first)
             self.lora_b = weight("lora_b", [self.rank, self.units], "zeros", True)
         self.built = True
 
     def call(self, x):
         y = x @ self.kernel + self.bias
-        if self.train == "lora":
+        if self.train in LOW_RANK:
             y += (x @ self.lora_a) @ self.lora_b
         return self.activation(y)
 
@@ -156,7 +159,7 @@ def weights(model: tf.keras.Model, names=_WEIGHTS) -> dict[str, np.ndarray]:
             if variable is None:
                 continue
             value = tf.convert_to_tensor(variable)
-            if name == "kernel" and getattr(layer, "train", "") == "lora":
+            if name == "kernel" and getattr(layer, "train", "") in LOW_RANK:
                 value += tf.matmul(layer.lora_a, layer.lora_b)
             found[f"{layer.name}/{name}"] = value.numpy()
     return found

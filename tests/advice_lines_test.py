@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import pathlib
 import re
 import textwrap
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdpclip as dpc
 
@@ -125,6 +128,70 @@ def test_calls_in_messages_are_code():
             except SyntaxError as error:
                 wrong.append((place, call, error.msg))
     assert not wrong
+
+
+_PACKAGES = (
+    *("keras", "federated", "accounting", "sampling", "correlated", "tuning"),
+    *("testing", "clipping"),
+)
+
+
+def _objects() -> dict[str, list]:
+    """What the names of messages may be: modules, public names, and their objects."""
+    found: dict[str, list] = {"dpc": [dpc], "tfdpclip": [dpc], "tf": [tf], "np": [np]}
+    for name in _PACKAGES:
+        package = getattr(dpc, name)
+        for public in package.__all__:
+            found.setdefault(public, []).append(getattr(package, public))
+    found["count_stddevs"].append(dpc.ClipRule.count_stddevs)
+    return found | {
+        "plan": found["PrivacyPlan"],
+        "budget": [dpc.keras.PrivacyBudget, dpc.accounting.RoundBudget],
+        "ledger": [dpc.accounting.Ledger],
+        "scheme": [dpc.sampling.Poisson],
+        "model": [tf.keras.Model],
+    }
+
+
+def _meant(call: ast.Call, objects: dict[str, list]) -> list:
+    """The functions that a call in a message may mean; none where nobody can tell."""
+    parts = ast.unparse(call.func).split(".")
+    if not all(part.isidentifier() for part in parts) or parts[0] not in objects:
+        return []
+    found = objects[parts[0]]
+    for part in parts[1:]:
+        found = [getattr(root, part) for root in found if hasattr(root, part)]
+    return found
+
+
+def _refused(call: ast.Call, function: object) -> list[str]:
+    """The arguments of a call that a function does not have."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []  # Written in C.
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return []
+    names = {p.name for p in parameters}
+    wrong = {k.arg for k in call.keywords if k.arg} - names
+    return sorted(wrong - {"value"})  # A name that the message fills in.
+
+
+def test_calls_in_messages_have_the_arguments_of_their_functions():
+    """`PrivacyPlan(..., views=2)` in a message: plans have `views`."""
+    pytest.importorskip("tensorflow_federated")
+    objects, wrong, bound = _objects(), [], 0
+    for place, text in _messages():
+        for written in _calls(text):
+            tree = ast.parse(written.replace(", value)", ")"))
+            for call in (n for n in ast.walk(tree) if isinstance(n, ast.Call)):
+                meant = _meant(call, objects)
+                refused = [_refused(call, function) for function in meant]
+                bound += bool(meant and call.keywords)
+                if meant and all(refused):
+                    wrong.append((place, written, refused))
+    assert not wrong
+    assert bound > 100
 
 
 def test_an_error_is_at_most_60_words():

@@ -290,6 +290,12 @@ CHANGES = {
     "nothing": (lambda x: x, False),
     "the other order": (with_lengths(1, 0), True),
     "one length twice": (with_lengths(0, 0), True),
+    "a length of the data": (
+        lambda x: tf.SparseTensor(
+            x.indices, x.values, tf.stack([x.dense_shape[0], tf.reduce_max(x.indices)])
+        ),
+        True,
+    ),
     "centred": (lambda x: x.with_values(x.values - tf.reduce_mean(x.values)), True),
     "the next row": (
         lambda x: tf.SparseTensor(x.indices[::-1], x.values, x.dense_shape),

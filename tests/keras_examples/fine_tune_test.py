@@ -123,7 +123,8 @@ def test_a_model_begins_as_the_public_one_and_trains_what_was_asked(train):
     if train == "full":
         assert count == public.count_params()
     else:
-        wanted = {"lora": {"lora_a", "lora_b"}, "bias": {"bias"}}
+        low_rank = {"lora": {"lora_a", "lora_b"}, "ffa_lora": {"lora_b"}}
+        wanted = {**low_rank, "bias": {"bias"}}
         assert parts == wanted.get(train, {"kernel", "bias"})
 
 
@@ -251,8 +252,9 @@ HUB = stack.KERAS_3 and importlib.util.find_spec("keras_hub") is not None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("train", tiny.LOW_RANK)
 @pytest.mark.skipif(not HUB, reason="keras_hub is not installed")
-def test_a_preset_in_a_directory_is_tuned_and_saved(data):
+def test_a_preset_in_a_directory_is_tuned_and_saved(data, train):
     import keras_hub
 
     models = keras_hub.models
@@ -262,7 +264,8 @@ def test_a_preset_in_a_directory_is_tuned_and_saved(data):
     preprocessor = models.GPT2CausalLMPreprocessor(tokenizer, sequence_length=16)
     task = models.GPT2CausalLM(backbone=backbone, preprocessor=preprocessor)
     task.save_to_preset(str(data / "preset"))
-    fine_tune.main(arguments(data, f"--preset={data / 'preset'}"))
+    more = f"--preset={data / 'preset'}", f"--train={train}"
+    fine_tune.main(arguments(data, *more))
     assert (data / "out" / "model.lora.h5").exists()
     before = models.GPT2CausalLM.from_preset(str(data / "preset"))
     after = models.GPT2CausalLM.from_preset(str(data / "out" / "merged"))

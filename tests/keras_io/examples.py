@@ -8,8 +8,15 @@ from collections.abc import Callable
 import tensorflow as tf
 
 import tfdpclip as dpc
-from tests.keras_io import steps
-from tests.keras_io.setup import Setup, of_entry, with_batchnorm
+from tests.keras_io import further, steps
+from tests.keras_io.setup import (
+    Setup,
+    of_entry,
+    one_hot,
+    sigmoid,
+    softmax,
+    with_batchnorm,
+)
 from tests.proof_coverage.examples import IMAGES, SERIES, TABLES, TEXTS
 
 K = tf.keras
@@ -70,43 +77,94 @@ _PER_TOKEN = "`loss=dpc.keras.PerExampleLoss(loss)`: each example over its own t
 _MIXES = "compares the examples of a batch"
 
 
-def _normalised(entry, **options) -> Example:
+def _of_classes(entry, change=softmax, **options):
+    """Probabilities, and the loss of labels that are numbers."""
+    loss = "sparse_categorical_crossentropy"
+    return of_entry(entry, lambda: loss, change=change, **options)
+
+
+def _of_one_hot(entry, count, smoothing=0.0, change=softmax, **options):
+    """Probabilities, and the loss of labels that are vectors."""
+
+    def loss():
+        return K.losses.CategoricalCrossentropy(label_smoothing=smoothing)
+
+    labels = one_hot(count)
+    return of_entry(entry, loss, change=change, classes=count, labels=labels, **options)
+
+
+def _of_yes_and_no(entry, change=sigmoid, **options):
+    """One probability, and the loss of labels 0 and 1."""
+    loss = "binary_crossentropy"
+    return of_entry(entry, lambda: loss, change=change, classes=2, **options)
+
+
+def _normalised(entry, build=of_entry, head=lambda model: model, **options) -> Example:
     """A model with batch normalisation, and its conversion."""
+
+    def published(model):
+        return head(with_batchnorm(model))
+
+    def converted(model):
+        return dpc.keras.convert_batchnorm(published(model))
+
     return Example(
-        of_entry(
-            entry,
-            change=lambda model: dpc.keras.convert_batchnorm(with_batchnorm(model)),
-            **options,
-        ),
-        of_entry(entry, change=with_batchnorm, **options),
+        build(entry, change=converted, **options),
+        build(entry, change=published, **options),
         ("convert_batchnorm",),
         _BATCHNORM,
     )
 
 
 VISION = {
-    "Simple MNIST convnet": Example(of_entry(IMAGES["MNIST convnet"])),
+    "Simple MNIST convnet": Example(_of_one_hot(IMAGES["MNIST convnet"], 10)),
     "Image classification from scratch": _normalised(
-        IMAGES["image classification from scratch"]
+        IMAGES["image classification from scratch"], _of_yes_and_no, sigmoid
     ),
     "Image classification with Vision Transformer": Example(
         of_entry(IMAGES["vision transformer"])
     ),
     "Image classification with Swin Transformers": Example(
-        of_entry(IMAGES["Swin transformer"])
+        _of_one_hot(IMAGES["Swin transformer"], 3, 0.1)
     ),
-    "Image classification with modern MLP models": Example(
+    "Image classification with modern MLP models: MLP-Mixer": Example(
         of_entry(IMAGES["MLP-Mixer"])
     ),
-    "Image classification with ConvMixer": _normalised(IMAGES["ConvMixer"]),
+    "Image classification with modern MLP models: FNet": Example(
+        of_entry(IMAGES["FNet of patches"])
+    ),
+    "Image classification with modern MLP models: gMLP": Example(
+        of_entry(IMAGES["gMLP"])
+    ),
+    "Image classification with EANet (External Attention Transformer)": Example(
+        _of_one_hot(IMAGES["external attention"], 3, 0.1)
+    ),
+    "Train a Vision Transformer on small datasets": Example(further.small_data_vit),
+    "Image classification with Perceiver": Example(further.perceiver),
+    "Image classification with ConvMixer": _normalised(
+        IMAGES["ConvMixer"], _of_classes, softmax
+    ),
     "Compact Convolutional Transformers": Example(
-        of_entry(IMAGES["compact convolutional transformer"])
+        _of_one_hot(IMAGES["compact convolutional transformer"], 3, 0.1)
     ),
     "Learning to tokenize in Vision Transformers": Example(
         of_entry(IMAGES["token learner"])
     ),
-    "Point cloud classification with PointNet": _normalised(IMAGES["PointNet"]),
-    "Image segmentation with a U-Net-like architecture": _normalised(IMAGES["U-Net"]),
+    "Point cloud classification with PointNet": _normalised(
+        IMAGES["PointNet"], _of_classes, softmax
+    ),
+    "Image segmentation with a U-Net-like architecture": _normalised(
+        IMAGES["U-Net"], _of_classes, softmax
+    ),
+    "Multiclass semantic segmentation using DeepLabV3+": _normalised(
+        IMAGES["DeepLabV3+"]
+    ),
+    "Learning to Resize in Computer Vision": Example(
+        further.resizer(converted=True),
+        further.resizer(converted=False),
+        ("convert_batchnorm",),
+        _BATCHNORM,
+    ),
     "Image Super-Resolution using an Efficient Sub-Pixel CNN": Example(
         of_entry(IMAGES["super-resolution"])
     ),
@@ -120,9 +178,29 @@ VISION = {
         ("ctc_loss",),
         _CTC,
     ),
-    "3D image classification from CT scans": _normalised(IMAGES["3D images"]),
+    "3D image classification from CT scans": _normalised(
+        IMAGES["3D images"], _of_yes_and_no, sigmoid
+    ),
     "Next-Frame Video Prediction with Convolutional LSTMs": _normalised(
         IMAGES["next-frame prediction"], loss=lambda: "binary_crossentropy"
+    ),
+    "Video Classification with Transformers": Example(
+        _of_classes(IMAGES["video transformer"])
+    ),
+    "Video Classification with a CNN-RNN Architecture": Example(further.video),
+    "Image Captioning": Example(
+        further.captions(changed=True),
+        further.captions(changed=False),
+        ("axis=-1 in both",),
+        "add up the losses of an image's captions, each over its own words "
+        "(`axis=-1` in both `reduce_sum`), and call `minimize` once",
+    ),
+    "MixUp augmentation for image classification": Example(
+        None,
+        further.mixup,
+        ("MixUp",),
+        "mixes the images of two records; mix with public images, or with the "
+        "record's own views: `PrivacyPlan(..., views=2)`",
     ),
     "Knowledge Distillation": Example(
         steps.distillation,
@@ -132,18 +210,18 @@ VISION = {
 
 TEXT = {
     "Text classification from scratch": Example(
-        of_entry(TEXTS["text classification from scratch"]),
+        _of_yes_and_no(TEXTS["text classification from scratch"]),
         change="the vocabulary is public, or a release of its own",
     ),
     "Text classification with Transformer": Example(
-        of_entry(TEXTS["IMDB transformer"])
+        _of_classes(TEXTS["IMDB transformer"])
     ),
-    "Bidirectional LSTM on IMDB": Example(of_entry(TEXTS["bidirectional LSTM"])),
+    "Bidirectional LSTM on IMDB": Example(_of_yes_and_no(TEXTS["bidirectional LSTM"])),
     "Character-level recurrent sequence-to-sequence model": Example(
-        of_entry(TEXTS["seq2seq of characters"])
+        _of_one_hot(TEXTS["seq2seq of characters"], 5)
     ),
     "Sequence to sequence learning for performing number addition": Example(
-        of_entry(TEXTS["addition of numbers"])
+        _of_one_hot(TEXTS["addition of numbers"], 6)
     ),
     "English-to-Spanish translation with a sequence-to-sequence Transformer": Example(
         of_entry(
@@ -164,7 +242,13 @@ TEXT = {
         _PER_TOKEN,
     ),
     "Text generation with a miniature GPT": Example(
-        of_entry(TEXTS["miniature GPT"], largest=20, classes=20)
+        of_entry(
+            TEXTS["miniature GPT"],
+            loss=lambda: [_cross_entropy(), None],
+            largest=20,
+            classes=20,
+            change=further.with_hidden_states,
+        )
     ),
     "End-to-end Masked Language Modeling with BERT": Example(
         steps.masked_tokens(per_example=True),
@@ -199,28 +283,30 @@ TEXT = {
 
 STRUCTURED = {
     "Structured data classification from scratch": Example(
-        of_entry(TABLES["structured data"], classes=2)
+        _of_yes_and_no(TABLES["structured data"])
     ),
     "Imbalanced classification: credit card fraud detection": Example(
-        of_entry(TABLES["imbalanced classes"], class_weight={0: 0.1, 1: 1.0}),
+        _of_yes_and_no(TABLES["imbalanced classes"], class_weight={0: 0.1, 1: 1.0}),
         change="`class_weight` is public, not counted in the data",
     ),
     "Wide, Deep, and Cross networks: wide and deep": Example(
-        of_entry(TABLES["wide and deep"])
+        _of_yes_and_no(TABLES["wide and deep"])
     ),
     "Wide, Deep, and Cross networks: deep and cross": Example(
-        of_entry(TABLES["deep and cross"])
+        _of_yes_and_no(TABLES["deep and cross"])
     ),
     "Structured data learning with TabTransformer": Example(
-        of_entry(TABLES["TabTransformer"])
+        _of_yes_and_no(TABLES["TabTransformer"])
     ),
     "Gated Residual and Variable Selection Networks": Example(
-        of_entry(TABLES["gated residual networks"])
+        _of_yes_and_no(TABLES["gated residual networks"])
     ),
     "Neural Decision Forests": Example(of_entry(TABLES["neural decision forest"])),
     "Collaborative Filtering for Movie Recommendations": Example(
-        of_entry(TABLES["collaborative filtering"]),
-        of_entry(TABLES["collaborative filtering, tensordot"]),
+        _of_yes_and_no(TABLES["collaborative filtering"], further.probability),
+        _of_yes_and_no(
+            TABLES["collaborative filtering, tensordot"], further.probability
+        ),
         ("combines",),
         "`Dot(axes=1)([users, movies])`: `tensordot(..., 2)` adds up all pairs of the "
         "batch. A record is one rating; of a person, give `people=`",
@@ -238,10 +324,10 @@ STRUCTURED = {
 
 SERIES_AND_SOUND = {
     "Timeseries classification with a Transformer model": Example(
-        of_entry(SERIES["time series by a transformer"])
+        _of_classes(SERIES["time series by a transformer"])
     ),
     "Timeseries classification from scratch": _normalised(
-        SERIES["time series by a convnet"]
+        SERIES["time series by a convnet"], _of_classes, softmax
     ),
     "Timeseries forecasting for weather prediction": Example(
         of_entry(SERIES["weather by an LSTM"]),
@@ -262,7 +348,7 @@ SERIES_AND_SOUND = {
         ("ctc_loss",),
         _CTC,
     ),
-    "Speaker Recognition": Example(of_entry(SERIES["speakers by their spectra"])),
+    "Speaker Recognition": Example(_of_classes(SERIES["speakers by their spectra"])),
     "Audio classification with the STFT in the model": Example(
         of_entry(SERIES["sounds by their spectrograms"])
     ),
@@ -321,6 +407,19 @@ GRAPHS_AND_METRICS = {
         ("combines",),
         f"{_MIXES}; triplets that are one record, as in the Siamese network",
     ),
+    "Self-supervised contrastive learning with SimSiam": Example(
+        further.simsiam(converted=True),
+        further.simsiam(converted=False),
+        ("convert_batchnorm",),
+        _BATCHNORM,
+    ),
+    "Supervised Contrastive Learning": Example(
+        None,
+        further.supervised_contrast,
+        ("combines",),
+        f"{_MIXES}; pretrain on public images, or compare with candidates that come "
+        "with the example",
+    ),
     "Semi-supervised image classification using SimCLR": Example(
         steps.views_alone,
         steps.simclr,
@@ -328,6 +427,10 @@ GRAPHS_AND_METRICS = {
         f"{_MIXES}; compare the two views of each image alone (SimSiam), or pretrain "
         "on public images",
     ),
+}
+
+RECIPES = {
+    "Simple custom layer example: Antirectifier": Example(further.antirectifier),
 }
 
 GUIDE = {
@@ -348,5 +451,6 @@ GROUPS = {
     "time series and audio": SERIES_AND_SOUND,
     "generative": GENERATIVE,
     "graphs and metric learning": GRAPHS_AND_METRICS,
+    "recipes": RECIPES,
     "Keras's guide": GUIDE,
 }

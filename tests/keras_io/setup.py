@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests.proof_coverage import entry as entries
 from tests.proof_coverage import examples as models
 
-K = tf.keras
+K, L = tf.keras, tf.keras.layers
 #: How many records the data have, and how many a step draws: five steps an epoch.
 RECORDS, BATCH = 40, 8
 _WORDS = ["red", "blue", "round", "long", "a good film", "a bad film"]
@@ -101,6 +101,27 @@ def of_entry(
         return Setup(model, (x, y), with_loss(chosen), options)
 
     return build
+
+
+def softmax(model: K.Model) -> K.Model:
+    """The model with probabilities of classes, as many examples end."""
+    return _with_head(model, L.Activation("softmax"))
+
+
+def sigmoid(model: K.Model) -> K.Model:
+    """The model with one probability."""
+    return _with_head(model, L.Dense(1, "sigmoid"))
+
+
+def _with_head(model: K.Model, head: K.layers.Layer) -> K.Model:
+    single = isinstance(model, K.Sequential)
+    inputs = model.inputs[0] if single else model.input
+    return K.Model(inputs, head(model.outputs[0]))
+
+
+def one_hot(count: int, dtype: str = "float32") -> Callable:
+    """Encodes labels of `count` classes, as `to_categorical` does."""
+    return lambda labels: np.eye(count, dtype=dtype)[labels]
 
 
 def with_batchnorm(model: K.Model) -> K.Model:

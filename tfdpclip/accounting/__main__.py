@@ -129,9 +129,12 @@ def answer(question: str) -> None:
     """Prints the table that answers a question."""
     _command_flags.refuse_without_effect(question, _FLAGS)
     if question == "past_run":
-        settings = _product("batch_size", "epochs", "noise_multiplier")
-        print(_table([_past_run_row(*values) for values in settings]))
-        print(f"\ndelta: {_FLAGS.delta:g}\nunit clipped: {_FLAGS.unit}")
+        # `fit` of arrays shuffles, which samples nothing: both answers.
+        for size, epochs, z in _product("batch_size", "epochs", "noise_multiplier"):
+            settings = (_needed("population"), _whole("batch_size", size), epochs, z)
+            run = accounting.past_run(*settings, _FLAGS.delta, _FLAGS.unit == "batch")
+            print(f"batch size {size:g}, {epochs:g} epochs, noise {z:g}: {run}")
+        print(f"unit clipped: {_FLAGS.unit}\naccountant: pld")
         return
     if question == "cohort":
         rows = [_cohort_row(*values) for values in _product("epsilon", "steps")]
@@ -203,21 +206,6 @@ def _steps(scheme) -> list[Row]:
         )
         rows.append(_row(scheme, steps, z, target))
     return rows
-
-
-def _past_run_row(size: float, epochs: float, z: float) -> dict[str, str]:
-    """Both answers: `fit` of arrays shuffles, which samples nothing."""
-    count, microbatches = _whole("batch_size", size), _FLAGS.unit == "batch"
-    run = accounting.past_run(
-        _needed("population"), count, epochs, z, _FLAGS.delta, microbatches
-    )
-    return {
-        "batch size": str(count),
-        "epochs": f"{epochs:g}",
-        "noise multiplier": f"{z:.6g}",
-        "epsilon as fit shuffles (replace one)": f"{run.shuffled:.6g}",
-        "epsilon if Poisson sampled (add or remove one)": f"{run.poisson:.6g}",
-    }
 
 
 def _cohort_row(target: float, rounds: float) -> Row:

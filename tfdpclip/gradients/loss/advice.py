@@ -101,8 +101,7 @@ _TABLE = (
         "tf.reduce_sum(tf.one_hot(x, depth), axis=1), for x of shape [batch, entries].",
     ),
     _of("Sum Mean Mul RealDiv MatMul", ROUTER, _IN_ROUTER),
-    _of("RaggedTensorToTensor", RAGGED),
-    _of("", RAGGED, "/Ragged(Reduce|Expand|Gather)|^Ragged(Reduce|Expand|Gather)"),
+    _of("", RAGGED, "(^|/)Ragged(Reduce|Expand|Gather|TensorToTensor)"),
     _of(
         "TopK TopKV2",
         "It puts the losses, or further numbers, of all the examples in order: all of "

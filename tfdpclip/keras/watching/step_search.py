@@ -415,16 +415,17 @@ def _shapes_of_sparse_batches(nodes) -> dict[str, str]:
     by_name = {node.name: node for node in nodes}
     shapes = {}
     for pack in nodes:
-        sources = {node_of(name): by_name.get(node_of(name)) for name in pack.input}
-        unpacks = [s for s in sources.values() if s is not None and s.op != "Const"]
+        # An argument of the function is no node; `pack` itself in its place refuses.
+        sources = {by_name.get(node_of(name), pack).name for name in pack.input}
+        unpacks = [by_name[s] for s in sources if by_name[s].op != "Const"]
         if pack.op != "Pack" or [s.op for s in unpacks] != ["Unpack"]:
             continue
-        (shape,) = unpacks[0].input
         in_place = all(
             name in (f"{source}:output:{i}", f"{source}:{i}", source if i == 0 else "")
             for i, name in enumerate(pack.input)
             if (source := node_of(name)) == unpacks[0].name
         )
+        shape = unpacks[0].input[0]
         batch = node_of(shape)
         is_shape = shape in (f"{batch}:2", f"{batch}:sparse_shape:0")
         if in_place and is_shape and by_name[batch].op == "DeserializeSparse":

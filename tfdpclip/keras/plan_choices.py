@@ -148,19 +148,17 @@ def fit_rate_to_weights(schedule: Any, variables: Sequence[Any]) -> None:
     """Makes a planned rate fit the shapes of the trained weights.
 
     In a wide layer the first weights are small, and so must be the walk of the noise:
-    more than `_FEW_WEIGHTS` weights have a smaller rate. A model of one layer stands a
-    longer walk, as its noise passes through no other layer. So does a small model on an
-    `Embedding`, whose rows begin near 0; the rows do not count as weights.
+    more than `_FEW_WEIGHTS` weights have a smaller rate. Fewer weights have a larger
+    rate in a model of one layer, whose noise passes through no other layer, and in one
+    or two layers after an `Embedding`, whose rows begin near 0. The rows do not count
+    as weights.
     """
     layers = [v for v in variables if "embeddings" not in v.name]
     weights = sum(int(np.prod(v.shape)) for v in layers)
     kernels = sum(len(v.shape) > 1 for v in layers)
+    alone = _LINEAR if len(layers) == len(variables) else _EMBEDDED
     scale = (_FEW_WEIGHTS / max(1, weights)) ** 0.2
-    if len(layers) < len(variables) and kernels <= 2:
-        scale = _EMBEDDED * min(1.0, scale)
-    else:
-        scale = min(_LINEAR if kernels == 1 else 1.0, scale)
-    schedule.initial_learning_rate *= scale
+    schedule.initial_learning_rate *= min(max(1.0, alone / max(1, kernels)), scale)
 
 
 def warn_of_other_rate(optimizer: Any, planned: Any, variables: Sequence[Any]) -> None:

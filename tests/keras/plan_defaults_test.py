@@ -100,13 +100,45 @@ def test_the_rate_falls_to_nothing_over_the_steps_of_the_plan():
     assert rate_at(optimizer, plan.steps) == 0.0
 
 
-def test_a_large_model_has_a_smaller_rate_and_embeddings_do_not_count():
-    plan = plan_of()
-    small, large = (first_rate(plan.optimizer(), units) for units in (10, 40_000))
-    assert large == pytest.approx(small / 2, rel=1e-5)
-    optimizer = plan.optimizer()
-    optimizer.build([tf.Variable(tf.zeros([40_000, 2]), name="embeddings")])
-    assert rate_at(optimizer, 0) == pytest.approx(small)
+def scale_of(*shapes, rows=None, optimizer=None):
+    """The first rate for layers of these shapes, by the rate of three small layers."""
+    plan, rates = plan_of(), []
+    for each in ([(2, 2)] * 3, shapes):
+        made = plan.optimizer(optimizer)
+        kernels = [tf.Variable(tf.zeros(shape), name="kernel") for shape in each]
+        biases = [tf.Variable(tf.zeros(shape[-1:]), name="bias") for shape in each]
+        variables = kernels + biases
+        if rows is not None and each is shapes:
+            variables.append(tf.Variable(tf.zeros([rows, 2]), name="embeddings"))
+        made.build(variables)
+        rates.append(rate_at(made, 0))
+    return rates[1] / rates[0]
+
+
+@pytest.mark.parametrize("optimizer", [None, dpc.keras.DPAdam])
+def test_the_rate_fits_the_layers_of_the_model(optimizer):
+    def scale(*shapes, rows=None):
+        return pytest.approx(scale_of(*shapes, rows=rows, optimizer=optimizer))
+
+    # Deep and small, convolutions and pairs of low rank as well: the usual rate.
+    assert scale((9, 8), (8, 3)) == scale((3, 3, 1, 4), (4, 2)) == 1.0
+    # One layer: a longer walk.
+    assert scale((20, 10)) == scale((20, 1)) == 1.5
+    # Layers after an embedding, whose rows do not count.
+    assert scale((9, 3), rows=10) == scale((9, 3), rows=90_000) == 3.0
+    assert scale((9, 8), (8, 3), rows=10) == 1.5
+    assert scale((9, 8), (8, 8), (8, 3), rows=10) == 1.0
+
+
+def test_the_rate_falls_with_the_weights_of_layers():
+    wide, scales = [(2, units) for units in (10, 1000, 3000, 10_000, 40_000)], []
+    for shapes in ([s] for s in wide), ([s, (1, 1)] for s in wide):
+        scales.append([scale_of(*each) for each in shapes])
+        assert scales[-1] == sorted(scales[-1], reverse=True)
+    # No leap where a large model has one layer or two.
+    assert scales[0][-2:] == pytest.approx(scales[1][-2:], rel=1e-3)
+    assert scale_of((31, 10_000)) == pytest.approx((10_000 / 320_000) ** 0.2)
+    assert scale_of((31, 10_000), rows=7) == pytest.approx(0.5)
 
 
 def test_a_given_rate_and_momentum_are_kept():
@@ -122,8 +154,8 @@ def test_a_given_rate_and_momentum_are_kept():
 def test_the_text_of_the_plan_has_every_number():
     plan = plan_of()
     model = compiled(plan)
-    rate = rate_at(model.optimizer, 0)
     model.optimizer.build(model.trainable_variables)
+    rate = rate_at(model.optimizer, 0)
     text = str(plan)
     for part in (f"{rate:.3g}", "momentum 0.9", f"{plan.steps} in all", "DPSGD"):
         assert part in text

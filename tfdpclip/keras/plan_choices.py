@@ -24,7 +24,7 @@ SAMPLING = ("poisson", "random_allocation", "fixed_size", "shuffled", "fixed_ord
 # The length of a run without `batch_size` or `epochs`, and the walk of a weight by
 # noise: chosen on twelve tasks at epsilon 1 and 3, docs/results/nothing_to_tune.
 _STEPS, _EPOCHS, _LEAST_EPOCHS, _FEW_RECORDS, _LEAST_BATCH = 500, 40, 10, 10_000, 16
-_WALK, _FEW_WEIGHTS = 0.4, 10_000
+_WALK, _FEW_WEIGHTS, _LINEAR, _EMBEDDED = 0.4, 10_000, 1.5, 3.0
 # A rate this many times above or below the plan's is worth a warning. Adam's usual
 # 0.001 is 12 to 18 times below, and learns slowly.
 _FAR = 30.0
@@ -145,16 +145,20 @@ def planned_learning_rate(
 
 
 def fit_rate_to_weights(schedule: Any, variables: Sequence[Any]) -> None:
-    """Makes a planned rate smaller for more than `_FEW_WEIGHTS` weights.
+    """Makes a planned rate fit the shapes of the trained weights.
 
-    In a wide layer the first weights are small, and so must be the walk of the noise.
-    The rows of an `Embedding` do not count.
+    In a wide layer the first weights are small, and so must be the walk of the noise:
+    more than `_FEW_WEIGHTS` weights have a smaller rate. Fewer weights have a larger
+    rate in a model of one layer, whose noise passes through no other layer, and in one
+    or two layers after an `Embedding`, whose rows begin near 0. The rows do not count
+    as weights.
     """
     layers = [v for v in variables if "embeddings" not in v.name]
     weights = sum(int(np.prod(v.shape)) for v in layers)
-    schedule.initial_learning_rate *= min(1.0, _FEW_WEIGHTS / max(1, weights)) ** (
-        1 / 3
-    )
+    kernels = sum(len(v.shape) > 1 for v in layers)
+    alone = _LINEAR if len(layers) == len(variables) else _EMBEDDED
+    scale = (_FEW_WEIGHTS / max(1, weights)) ** 0.2
+    schedule.initial_learning_rate *= min(max(1.0, alone / max(1, kernels)), scale)
 
 
 def warn_of_other_rate(optimizer: Any, planned: Any, variables: Sequence[Any]) -> None:

@@ -185,7 +185,8 @@ def norm_errors(
     scales = stated + _rounding(rounded, norms, tolerance) / tolerance.norms
     errors = (true - stated) / scales
     # A record that is dropped has an infinite norm.
-    shows = tf.reduce_all(tf.math.is_finite(true) & tf.math.is_finite(stated))
+    # A bound on rounding that overflows bounds nothing.
+    shows = tf.reduce_all(tf.math.is_finite(tf.stack([true, stated, scales])))
     errors = tf.where(shows, errors, 0.0)
     # Where rounding may exceed the limit, a wrong norm would pass.
     least = tolerance.cancelled / tolerance.norms * norms.largest

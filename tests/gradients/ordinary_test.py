@@ -198,7 +198,9 @@ SCATTERED = {
 def test_scatters_whose_places_are_data_are_taken_one_example_at_a_time(name, dynamic):
     @tf.function(input_signature=[tf.TensorSpec([None if dynamic else 5, 3])])
     def step(x):
-        return per_example_norms(squash(SCATTERED[name](x)), [W])
+        loss = squash(SCATTERED[name](x))
+        # The comparison finds that these losses combine examples.
+        return per_example_norms(loss, [W], check_gradients="never")
 
     with pytest.warns(OneByOneWarning):
         norms = step(X).numpy()

@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from tests.fuzz import steps
 from tests.fuzz.steps import Step
-from tfdpclip.clipping import FixedClip
 from tfdpclip.gradients import engine
 from tfdpclip.gradients.proof import isolation_proof
 from tfdpclip.gradients.rules.combine import VariableGradient
+from tfdpclip.kernel import limits
 
 
 def _small_norms():
@@ -56,10 +56,10 @@ def _without_proof():
 
 
 def _unclipped():
-    def wrong(self, norms, state):
+    def wrong(rule, norms, state):
         return tf.ones_like(norms)
 
-    return mock.patch.object(FixedClip, "weights", wrong)
+    return mock.patch.object(limits, "weights_of", wrong)
 
 
 def _foreign_error():

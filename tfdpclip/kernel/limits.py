@@ -10,12 +10,12 @@ right:
   of at most 1, up to a rounding of 1e-6. A record that would be longer is shortened,
   and a record of a weight or norm that is not a number has weight 0.
 * Indicators are in [-1/2, 1/2], and 0 for padding and where they are not numbers.
-* The weights and indicators of a rule from outside the library are computed from its
-  own record's norms and the state alone: the rule is given one record at a time. The
-  rules of the library are elementwise.
-* The scales of a rule from outside are a trace, made when the rule is first used:
-  nothing that changes afterwards in the rule changes them between the clip of a record
-  and the noise of its step.
+* The weights and indicators of a foreign rule depend on the record's own norms and the
+  state alone: the rule gets a single record at a time. The rules of the library are
+  elementwise.
+* The scales of a foreign rule are a trace, made at the first use of the rule: a later
+  change of the rule does not change the scales between the clip of a record and the
+  noise of the step.
 """
 
 from __future__ import annotations

@@ -38,6 +38,9 @@ class _LazyModule(types.ModuleType):
         return vars(self._target())
 
     def __getattr__(self, name: str) -> Any:
+        # Tools ask every object for names such as `__wrapped__`.
+        if name.startswith("__") and name != "__version__":
+            raise AttributeError(name)
         return getattr(self._target(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:

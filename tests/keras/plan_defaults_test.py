@@ -139,6 +139,8 @@ def test_the_rate_falls_with_the_weights_of_layers():
     assert scales[0][-2:] == pytest.approx(scales[1][-2:], rel=1e-3)
     assert scale_of((31, 10_000)) == pytest.approx((10_000 / 320_000) ** 0.2)
     assert scale_of((31, 10_000), rows=7) == pytest.approx(0.5)
+    # A convolution uses each weight at many positions.
+    assert scale_of((8, 8, 1, 1250), (1, 1)) == pytest.approx(0.5, rel=0.01)
 
 
 def test_a_given_rate_and_momentum_are_kept():

@@ -148,7 +148,8 @@ def fit_rate_to_weights(schedule: Any, variables: Sequence[Any]) -> None:
     """Makes a planned rate fit the shapes of the trained weights.
 
     In a wide layer the first weights are small, and so must be the walk of the noise:
-    more than `_FEW_WEIGHTS` weights have a smaller rate. Fewer weights have a larger
+    more than `_FEW_WEIGHTS` weights have a smaller rate, the more so in convolutions
+    and attention, which use each weight at many positions. Fewer weights have a larger
     rate in a model of one layer, whose noise passes through no other layer, and in one
     or two layers after an `Embedding`, whose rows begin near 0. The rows do not count
     as weights.
@@ -157,7 +158,8 @@ def fit_rate_to_weights(schedule: Any, variables: Sequence[Any]) -> None:
     weights = sum(int(np.prod(v.shape)) for v in layers)
     kernels = sum(len(v.shape) > 1 for v in layers)
     alone = _LINEAR if len(layers) == len(variables) else _EMBEDDED
-    scale = (_FEW_WEIGHTS / max(1, weights)) ** 0.2
+    exponent = 1 / 3 if any(len(v.shape) > 2 for v in layers) else 0.2
+    scale = (_FEW_WEIGHTS / max(1, weights)) ** exponent
     schedule.initial_learning_rate *= min(max(1.0, alone / max(1, kernels)), scale)
 
 

@@ -433,7 +433,7 @@ FALLBACKS = {
 @pytest.mark.slow
 def test_what_has_no_rule_falls_back_and_warns(name):
     # What the proof does not read is not differentiated as a whole, either.
-    unknown = name == "gather_nd"
+    unknown = name in ("gather_nd", "map")
     kind = OneByOneWarning if unknown else JacobianFallbackWarning
     with pytest.warns(kind, match="one example at a time" if unknown else "Jacobian"):
         check(FALLBACKS[name], no_fallback=False)

@@ -149,7 +149,8 @@ def _rates(optimizer: Any, first: int, end: int) -> np.ndarray:
     """The learning rates of the steps from `first` to before `end`."""
     rate, steps = _compat.own_rate(optimizer), np.arange(first, end, dtype=np.float32)
     if not callable(rate) or isinstance(rate, tf.Variable) or not len(steps):
-        return np.full(len(steps), float(optimizer.learning_rate))
+        # Under a strategy the rate is a variable that no float takes.
+        return np.full(len(steps), float(tf.convert_to_tensor(optimizer.learning_rate)))
     ends = [float(rate(step)) for step in (steps[0], steps[-1])]
     try:
         rates = np.asarray(rate(steps))

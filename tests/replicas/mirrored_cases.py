@@ -1351,3 +1351,20 @@ def test_checkpoints_hold_no_noise_and_move_between_devices(mirrored, tmp_path):
     assert_alike(third, first, tolerance=0)
     known = third.optimizer._step_history.known_steps()
     assert sum(part.steps for part in known.values()) == 5
+
+
+@pytest.mark.parametrize("rate", [None, 0.1], ids=["the plan's rate", "a rate"])
+def test_fit_by_the_plan_alone(mirrored, rate):
+    """With the plan's executions where Keras has them, and the log `signal`."""
+    plan = dpc.keras.PrivacyPlan(3.0, 1e-5, examples=len(X), batch_size=18, epochs=2)
+    model = compiled(
+        mirrored,
+        optimizer=lambda: (
+            plan.optimizer()
+            if rate is None
+            else plan.optimizer(dpc.keras.DPSGD, learning_rate=rate)
+        ),
+    )
+    history = plan.fit(model, (X, Y), verbose=0).history
+    assert len(history["epsilon"]) == 2 and np.isfinite(history["loss"]).all()
+    assert plan.statement().steps == 10

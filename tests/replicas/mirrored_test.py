@@ -13,7 +13,8 @@ CASES = "tests/replicas/mirrored_cases.py"
 QUICK = (
     "quantile-accumulation or noise_of_a_step and 1-None or streams or failure_on or "
     "one_batch or later_replica or draws_are or draw_for_each or another_scope or "
-    "moving-clip or in_a_row or different_steps or whole_draws or were_dealt"
+    "moving-clip or in_a_row or plan_alone or different_steps or whole_draws or "
+    "were_dealt"
 )
 
 

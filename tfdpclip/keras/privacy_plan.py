@@ -569,13 +569,15 @@ class PrivacyPlan(BudgetPlan):
         else:
             self._check_size(data)
             self._batches = data
+        strategy = model.optimizer._scope.strategy
+        several = strategy.num_replicas_in_sync > 1
         size = steps_per_execution
-        if size is None and _compat.steps_per_execution(model) == 1:
+        together = _compat.EXECUTES_ON_REPLICAS or not several
+        if size is None and together and _compat.steps_per_execution(model) == 1:
             size = self.steps_per_execution
         if size is not None and not runs_eagerly(model):
             _compat.set_steps_per_execution(model, size)
-        strategy = model.optimizer._scope.strategy
-        if strategy.num_replicas_in_sync > 1:
+        if several:
             options["steps_per_epoch"] = data.steps_per_epoch * data.accumulation_steps
             data = data.distribute(strategy)
         return model.fit(

@@ -123,6 +123,16 @@ def test_the_kernel_imports_nothing_else_of_the_library():
     assert "tensorflow" in imported and imported <= allowed
 
 
+def test_the_kernel_can_be_read_in_an_hour():
+    """docs/kernel.md gives its size; comments, docstrings and blank lines not counted."""
+    lines = 0
+    for module, path in modules():
+        if module.startswith("tfdpclip.kernel"):
+            code = ast.unparse(ast.parse(path.read_text()))
+            lines += len(code.splitlines())
+    assert 300 < lines <= 1600
+
+
 def within_packages(root=ROOT):
     """The imports of each library module within its own package.
 

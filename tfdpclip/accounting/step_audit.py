@@ -1,4 +1,4 @@
-"""What a loop drew and made, compared with what its ledger counts."""
+"""Compares the draws and the private steps of a loop with the ledger's count."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a user's clip rule is refused for, before its first step.
+"""Refuses a user's clip rule whose methods do not fit, before the first step.
 
 `tfdpclip.kernel.limits` holds every rule to its bound in every step, and gives a user's
-rule one record at a time. So nothing has to be tried here. Two things remain, which a
-trace of the rule's methods shows: results that do not fit each other, and methods that
+rule a single record at a time, so that no bound is tried here. A trace of the rule's
+methods shows two further faults: results of a wrong shape or type, and methods that
 read or write more than their arguments.
 """
 
@@ -68,7 +68,7 @@ def check_rule(rule: ClipRule, name: str = "clip") -> ClipRule:
 
 
 def _fault(rule: ClipRule, traced: Any) -> str | None:
-    """A description of what is wrong, or None."""
+    """A description of the rule's first fault, or None."""
     if traced.settings != limits.settings_of(rule):
         return (
             " was used before, and changed since. Make a new one: "
@@ -106,7 +106,7 @@ def _groups_of(rule: ClipRule) -> list[int]:
 
 
 def _fault_of_methods(rule: ClipRule) -> str | None:
-    """What a method of a user's rule does besides computing its result from arguments.
+    """A description of a method with side effects, or of a result that does not fit.
 
     A variable that `weights` writes keeps exact norms, which `next_state` would release
     with the next clip norm, and `weights` with the next step's records.

@@ -21,7 +21,7 @@ def as_rule(clip: Any, name: str = "clip") -> ClipRule:
       name: the argument's name, for errors.
 
     Raises:
-      ValueError: if `clip` is none of these,.
+      ValueError: if `clip` is none of these.
 
     >>> as_rule(1.5)
     FixedClip(norm=1.5)

@@ -110,7 +110,7 @@ def weights_of(rule: Rule, norms: tf.Tensor, state: Any) -> tf.Tensor:
 def limit_weights(
     rule: Rule, norms: tf.Tensor, state: Any, weights: tf.Tensor
 ) -> tf.Tensor:
-    """As `weights_of`, for weights that were computed already."""
+    """The limit of `weights_of`, for weights that a rule has returned."""
     most = tf.cast(scales_of(rule)(state), weights.dtype)
     parts = tf.abs(weights * tf.cast(norms, weights.dtype) / most)
     nothing = tf.zeros_like(parts)

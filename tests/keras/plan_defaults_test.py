@@ -20,7 +20,7 @@ def rate_at(optimizer, step):
 
 
 def plan_of(examples=EXAMPLES, **settings):
-    return dpc.keras.PrivacyPlan(3.0, 1e-4, examples, **settings)
+    return dpc.keras.PrivacyPlan(3.0, 1e-5, examples, **settings)
 
 
 def data():
@@ -41,8 +41,15 @@ def compiled(plan, units=3, optimizer=None, **options):
 def test_a_run_has_hundreds_of_steps_whatever_the_number_of_examples(examples):
     plan = dpc.keras.PrivacyPlan(3.0, 1e-8, examples, accountant="rdp")
     steps = plan.epochs * plan.examples / plan.batch_size
-    assert min(500, plan.epochs * max(1, examples // 16)) * 0.9 <= steps <= 550
+    wanted = 500 * max(1, examples / 10_000) ** (2 / 3)
+    assert min(500, plan.epochs * max(1, examples // 16)) * 0.9 <= steps
+    assert steps == pytest.approx(wanted, rel=0.1) or steps < 500
     assert 10 <= plan.epochs <= 40
+
+
+def test_few_epochs_of_many_examples_have_no_small_batches():
+    plan = dpc.keras.PrivacyPlan(3.0, 1e-8, 60_000, epochs=5, accountant="rdp")
+    assert plan.batch_size == 600
 
 
 def test_one_of_batch_size_and_epochs_decides_the_other():
@@ -100,9 +107,9 @@ def test_the_rate_falls_to_nothing_over_the_steps_of_the_plan():
     assert rate_at(optimizer, plan.steps) == 0.0
 
 
-def scale_of(*shapes, rows=None, optimizer=None):
+def scale_of(*shapes, rows=None, optimizer=None, examples=EXAMPLES):
     """The first rate for layers of these shapes, by the rate of three small layers."""
-    plan, rates = plan_of(), []
+    plan, rates = plan_of(examples), []
     for each in ([(2, 2)] * 3, shapes):
         made = plan.optimizer(optimizer)
         kernels = [tf.Variable(tf.zeros(shape), name="kernel") for shape in each]
@@ -128,6 +135,18 @@ def test_the_rate_fits_the_layers_of_the_model(optimizer):
     assert scale((9, 3), rows=10) == scale((9, 3), rows=90_000) == 3.0
     assert scale((9, 8), (8, 3), rows=10) == 1.5
     assert scale((9, 8), (8, 8), (8, 3), rows=10) == 1.0
+
+
+@pytest.mark.parametrize("optimizer", [None, dpc.keras.DPAdam])
+def test_little_noise_makes_the_rate_of_convolutions_smaller(optimizer):
+    def scale(examples, *shapes):
+        return scale_of(*shapes, optimizer=optimizer, examples=examples)
+
+    convolved, dense = ((3, 3, 1, 4), (4, 2)), ((9, 8), (8, 3))
+    scales = [scale(n, *convolved) for n in (5000, 50_000, 90_000)]
+    assert scales[0] == pytest.approx(1.0)
+    assert 0.4 < scales[1] < 0.7 and scales[2] < scales[1]
+    assert scale(90_000, *dense) == pytest.approx(1.0)
 
 
 def test_the_rate_falls_with_the_weights_of_layers():

@@ -102,9 +102,10 @@ class PrivacyPlan(BudgetPlan):
       epsilon: The budget.
       delta: In (0, 1 / examples).
       examples: Number of training examples.
-      batch_size: Expected examples per step. By default, the run has 500 steps.
+      batch_size: Expected examples per step. By default, the run has 500 steps,
+        and more above 10,000 examples.
       epochs: How often to go through the data, on average. By default 40, fewer above
-        10,000 examples, or as many as give 500 steps of `batch_size`.
+        10,000 examples, or as many as give these steps of `batch_size`.
       sampling: `"poisson"` by default, and all examples in every step if the batch is
         as large as the data. `"random_allocation"`: each example in one random step of
         each epoch, with the number of steps that brings a batch nearest to
@@ -345,15 +346,16 @@ class PrivacyPlan(BudgetPlan):
         self._histories.append(history_of(made))
         self._clip = str(made.clip)
         self._made = made
+        noise = self.noise_multiplier / (self._expected * self.steps**0.5)
         if usual is not None:
-            made._fit_rate = functools.partial(fit_rate_to_weights, usual)
+            made._fit_rate = functools.partial(fit_rate_to_weights, usual, noise)
         elif self.steps >= _MANY_STEPS and isinstance(made, WITH_PLANNED_RATE):
             # A clip norm that moves is near 1 more often than not.
             settings = {"clip": made.clip, "momentum": getattr(made, "momentum", 0.0)}
             usual = self._learning_rate(optimizer, settings)
             if usual is None:
                 usual = self._learning_rate(optimizer, settings | {"clip": 1.0})
-            made._fit_rate = functools.partial(warn_of_other_rate, made, usual)
+            made._fit_rate = functools.partial(warn_of_other_rate, made, usual, noise)
         return made
 
     def _set_learning_rate(self, optimizer: type, options: dict[str, Any]) -> None:

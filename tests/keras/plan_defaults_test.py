@@ -1,5 +1,7 @@
 """A plan that is given a budget and a number of examples trains a model by itself."""
 
+import csv
+import pathlib
 import warnings
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
+from tfdpclip.keras import plan_choices
 
 EXAMPLES = 400
 
@@ -339,3 +342,20 @@ def test_a_plot_has_a_panel_for_each_kind_of_number(tmp_path):
     figure.savefig(tmp_path / "run.png")
     with pytest.raises(ValueError, match="history must be what plan.fit returned"):
         plan.plot(tf.keras.callbacks.History())
+
+
+def test_the_plan_says_what_tasks_of_its_noise_learned():
+    path = pathlib.Path(__file__).parents[2] / "docs/results/nothing_to_tune"
+    with open(path / "held_out.csv") as file:
+        rows = [
+            (float(row["noise"]), float(row["learned"])) for row in csv.DictReader(file)
+        ]
+    least = 0.0
+    for most, median, worst in plan_choices._LEARNED:
+        learned = [share for noise, share in rows if least < noise <= most]
+        assert np.median(learned) == pytest.approx(median, abs=0.6)
+        assert min(learned) == pytest.approx(worst, abs=0.6)
+        least = most
+    assert max(rows)[0] <= least
+    assert "97 % (78 % at least) of plain training's gain" in str(plan_of(90_000))
+    assert "little: more noise than" in str(plan_of(100))

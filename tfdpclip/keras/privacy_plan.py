@@ -34,6 +34,7 @@ from tfdpclip.keras.plan_choices import (
     choose_length,
     chosen_execution,
     describe_optimizer,
+    expected_gain,
     fit_rate_to_weights,
     planned_learning_rate,
     refuse_other_momentum,
@@ -71,7 +72,7 @@ _IN_FIT = {
     "steps_per_epoch": "an epoch of the plan has all of its steps",
     "validation_split": "split the data first, and give validation_data=(x, y)",
 }
-# Fewer steps are no training, whose rate would be worth a word.
+# Fewer steps are no training, whose rate or result would be worth a word.
 _MANY_STEPS = 100
 # The plan's own arguments for these; `physical_batch_size` for the rest.
 _SAID = {"views": "views", "per_person": "per_person"}
@@ -346,7 +347,7 @@ class PrivacyPlan(BudgetPlan):
         self._histories.append(history_of(made))
         self._clip = str(made.clip)
         self._made = made
-        noise = self.noise_multiplier / (self._expected * self.steps**0.5)
+        noise = self._noise_in_all
         if usual is not None:
             made._fit_rate = functools.partial(fit_rate_to_weights, usual, noise)
         elif self.steps >= _MANY_STEPS and isinstance(made, WITH_PLANNED_RATE):
@@ -357,6 +358,11 @@ class PrivacyPlan(BudgetPlan):
                 usual = self._learning_rate(optimizer, settings | {"clip": 1.0})
             made._fit_rate = functools.partial(warn_of_other_rate, made, usual, noise)
         return made
+
+    @property
+    def _noise_in_all(self) -> float:
+        """The noise on a weight of the mean of all gradients, in clip norms."""
+        return self.noise_multiplier / (self._expected * self.steps**0.5)
 
     def _set_learning_rate(self, optimizer: type, options: dict[str, Any]) -> None:
         """Sets the plan's clip rule, learning rate and momentum in `options`."""
@@ -680,6 +686,8 @@ class PrivacyPlan(BudgetPlan):
         facts += self._facts_of_release()
         if self._made is not None:
             facts.append(("updates", describe_optimizer(self._made)))
+        if self._noise is None and self.steps >= _MANY_STEPS:
+            facts.append(("to expect", expected_gain(self._noise_in_all)))
         return facts
 
 

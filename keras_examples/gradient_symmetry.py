@@ -130,8 +130,9 @@ def run(used: Settings) -> programs.Outcome:
     x, y = images.train
     looked_at = (training.scaled(x[: used.samples]), y[: used.samples])
     drawn = {*used.scatter_epochs, *used.cosine_epochs, used.planes_epoch}
+    place = training.unfinished(used, images)
     snapshots = tracking.Geometry(
-        looked_at, drawn | {*used.score_epochs}, used.planes, used.chunk
+        looked_at, drawn | {*used.score_epochs}, used.planes, used.chunk, place.path
     )
     trained = training.fit(
         model,
@@ -140,6 +141,7 @@ def run(used: Settings) -> programs.Outcome:
         (training.scaled(images.test[0]), images.test[1]),
         delta=used.delta,
         callbacks=[snapshots],
+        unfinished=place,
     )
     found = snapshots.found
     rows = [
@@ -192,6 +194,7 @@ def run(used: Settings) -> programs.Outcome:
         },
         shown=("summary",),
         numbers=training.report_accuracy(trained),
+        written=place.remove,
     )
 
 

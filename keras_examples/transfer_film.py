@@ -35,10 +35,10 @@ from keras_examples import (
     grids,
     network_features,
     pretrained,
+    resuming,
     training,
     transfer_data,
 )
-from keras_examples.resuming import Unfinished
 from tfdpclip import pictures
 from tfdpclip.tuning import batch_size_noise
 
@@ -123,7 +123,7 @@ def run(used: Settings) -> programs.Outcome:
     model.compile(_optimizer(used, plan, batches), training.LOSS)
     test = _test_arrays(data.test)
     before = network_features.body(model).get_weights()
-    place = Unfinished(used, images=data.name, examples=data.size)
+    place = resuming.Unfinished(used, images=data.name, examples=data.size)
     trained = training.fit(
         model,
         batches,

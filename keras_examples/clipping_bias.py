@@ -307,7 +307,7 @@ def _privacy(used):
 
 def _plot(used, curves, rows):
     count = len(used.problems)
-    picture, axes = pictures.new(4.3 * count, 3.9, 1, count)
+    picture, axes = pictures.new(max(6.5, 4.3 * count), 3.9, 1, count)
     for ax, problem in zip(axes[0], used.problems, strict=True):
         for j, k in enumerate(used.perturbations):
             mine = [c for c in curves if c["problem"] == problem and c["k"] == k]

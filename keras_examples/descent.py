@@ -86,7 +86,7 @@ class Descent:
         at_once = max(
             n for n in range(1, max(1, steps // _RECORDS) + 1) if steps % n == 0
         )
-        if self._model.optimizer is None:
+        if getattr(self._model, "optimizer", None) is None:
             self._model.compile(
                 self._optimizer, _half_square, steps_per_execution=at_once
             )

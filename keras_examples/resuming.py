@@ -59,8 +59,8 @@ class Unfinished:
             {k: float(v or "nan") if type(v) in _TEXTS else v for k, v in row.items()}
             for row in rows
         ]
-        if rows:
-            print(f"Going on after epoch {rows[-1]['epoch']}, as {self.path} has it.")
+        if self.ledger.exists():
+            print(f"Going on with the training in {self.path}.", flush=True)
 
     def _refuse_others(self, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         names = {*begun, *now}
@@ -84,7 +84,7 @@ class Unfinished:
         files.write_atomically(self._rows, reports.to_json(self.rows))
 
     def backup(self) -> tf.keras.callbacks.Callback:
-        """Saves weights at the end of epochs, and restores them. Goes last."""
+        """Saves weights at the end of epochs; goes behind callbacks with tables."""
         kind = tf.keras.callbacks.BackupAndRestore
         known = inspect.signature(kind).parameters
         options = {name: value for name, value in _SAFE.items() if name in known}

@@ -121,9 +121,8 @@ class Progress(tf.keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         del logs
-        rows = self._tracker.rows if self._tracker else []
         # After a kill some steps ran in another process.
-        done = int(rows[-1]["step"]) if rows else 0
+        done = 0 if self.model is None else int(self.model.optimizer.iterations)
         self._batches = done * self._pieces
         self._progress = progress.Progress(
             self._title, self._steps, done, stream=self._stream

@@ -243,6 +243,8 @@ def fit(
             tf.keras.callbacks.LambdaCallback(
                 on_train_begin=record_first, on_epoch_end=record
             ),
+            # Behind the tables, so that the backup is never ahead of them.
+            *([] if unfinished is None else [unfinished.backup()]),
             tracking.Progress(
                 "training" if delta is not None else "training without privacy",
                 epochs * _steps_of(batches),
@@ -250,8 +252,6 @@ def fit(
                 pieces,
                 stream,
             ),
-            # Behind the tables, so that the backup is never ahead of them.
-            *([] if unfinished is None else [unfinished.backup()]),
         ],
         **options,
     )

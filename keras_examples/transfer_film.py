@@ -157,10 +157,12 @@ def run(used: Settings) -> programs.Outcome:
 def _parts(steps: int) -> int:
     """The parts of equal size into which a run is cut, after each of which it is saved.
 
-    >>> _parts(98), _parts(25), _parts(1563)
-    (14, 25, 3)
+    A prime number of steps is saved after each of them.
+
+    >>> _parts(98), _parts(25), _parts(1563), _parts(449)
+    (14, 25, 3, 449)
     """
-    parts = [n for n in range(1, steps + 1) if steps % n == 0]
+    parts = [n for n in range(2, steps + 1) if steps % n == 0] or [1]
     return min(parts, key=lambda n: abs(math.log(n / _SAVES)))
 
 

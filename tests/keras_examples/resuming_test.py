@@ -55,7 +55,8 @@ def test_where_data_lie_and_what_figures_look_like_may_change(tmp_path):
 
 @pytest.mark.parametrize("steps", [1, 8, 25, 97, 98, 391, 2719])
 def test_parts_of_a_run_make_all_of_its_steps(steps):
-    assert steps % transfer_film._parts(steps) == 0
+    parts = transfer_film._parts(steps)
+    assert steps % parts == 0 and (parts > 1 or steps == 1)
 
 
 def start(program, out, *flags):
@@ -122,7 +123,7 @@ def test_a_killed_program_goes_on_with_the_same_command(tmp_path, program):
     assert start(program, out, *flags).wait(400) == 0, (tmp_path / "log").read_text()
     assert not (out / "unfinished").exists()
     log = (tmp_path / "log").read_text()
-    assert "Going on after epoch" in log
+    assert "Going on with the training in" in log
 
     found = [row for row in rows_of(out, "history") if row.get("run") != "SGD"]
     assert [int(float(row["epoch"])) for row in found] == list(range(201))
@@ -141,3 +142,32 @@ def test_a_killed_program_goes_on_with_the_same_command(tmp_path, program):
     low, high = (dpc.accounting.epsilon(z, n, scheme, 1e-5) for n in (planned, most))
     assert low * (1 - 1e-3) <= epsilons[-1] <= high * (1 + 1e-3)
     assert f"{epsilons[-1]:.3g}"[:3] in words_of(out)
+
+
+@pytest.mark.slow
+def test_a_killed_transfer_goes_on_with_the_same_command(tmp_path):
+    """Its steps are saved in parts; epsilon counts the part that ran again."""
+    out = tmp_path / "out"
+    flags = ["--dataset=digits", "--model=vit_micro", "--pretraining_epochs=1"]
+    flags += ["--batch_size=64", "--epochs=40"]
+    ledger = out / "unfinished" / "privacy.json"
+
+    def trained():
+        return ledger.exists() and Ledger.load(ledger).steps > 100
+
+    kill_after(start("transfer_film", out, *flags), trained)
+    assert start("transfer_film", out, *flags).wait(400) == 0, (
+        tmp_path / "log"
+    ).read_text()
+    (row,) = rows_of(out, "run")
+    steps, rate, z = int(row["T"]), float(row["q"]), float(row["sigma"])
+    parts = transfer_film._parts(steps)
+    assert steps > 200 and parts > 5
+    scheme = dpc.sampling.Poisson(rate)
+    low, high = (
+        dpc.accounting.epsilon(z, steps + n, scheme, 1e-5)
+        for n in (0, steps // parts + steps // 100 + 2)
+    )
+    assert low * (1 - 1e-3) <= float(row["epsilon"]) <= high * (1 + 1e-3)
+    assert "Going on with the training in" in (tmp_path / "log").read_text()
+    assert not ledger.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -14,7 +15,10 @@ _RECORDS = 200
 
 
 class _Gap(tf.keras.layers.Layer):
-    """The gap from each point to the position, which is the layer's only weight."""
+    """The gap from each point to the position, which is the layer's only weight.
+
+    So scaled that its mean square is half the squared distance.
+    """
 
     def build(self, shape):
         self.position = self.add_weight(
@@ -22,12 +26,7 @@ class _Gap(tf.keras.layers.Layer):
         )
 
     def call(self, points):
-        return self.position - points
-
-
-def _half_square(unused, gap):
-    del unused
-    return tf.reduce_sum(gap**2, axis=-1) / 2
+        return (self.position - points) * math.sqrt(points.shape[-1] / 2)
 
 
 class Descent:
@@ -88,7 +87,9 @@ class Descent:
         )
         if getattr(self._model, "optimizer", None) is None:
             self._model.compile(
-                self._optimizer, _half_square, steps_per_execution=at_once
+                self._optimizer,
+                tf.keras.losses.MeanSquaredError(),
+                steps_per_execution=at_once,
             )
         points = tf.constant(points, tf.float32)
         if draws is None:
@@ -96,12 +97,14 @@ class Descent:
         else:
             batches = tf.data.Dataset.from_tensor_slices(draws)
             batches = batches.map(lambda drawn: tf.gather(points, drawn))
-        batches = batches.map(lambda x: (tf.ensure_shape(x, [self._rows, None]), x))
-        found = [np.array(layer.position)]
+        batches = batches.map(
+            lambda x: (tf.ensure_shape(x, [self._rows, None]), tf.zeros_like(x))
+        )
+        found = [layer.position.numpy()]
 
         def record(batch, logs=None):
             del logs
-            found.append(np.array(layer.position))
+            found.append(layer.position.numpy())
             advance(batch + 1)
 
         watch = tf.keras.callbacks.LambdaCallback(on_train_batch_end=record)

@@ -171,3 +171,22 @@ def test_a_killed_transfer_goes_on_with_the_same_command(tmp_path):
     assert low * (1 - 1e-3) <= float(row["epsilon"]) <= high * (1 + 1e-3)
     assert "Going on with the training in" in (tmp_path / "log").read_text()
     assert not ledger.exists()
+
+
+@pytest.mark.slow
+def test_a_kill_in_the_comparison_keeps_the_private_training(tmp_path):
+    """No private step runs again, and the report has all of its epochs."""
+    image_files.mnist_idx(tmp_path, 64)
+    out, log = tmp_path / "out", tmp_path / "log"
+    flags = [f"--data_dir={tmp_path}", "--network=bn_lenet5", "--dataset=mnist"]
+    flags += ["--batch_size=16", "--epochs=2", "--baseline_epochs=300", "--sigma=2"]
+    kill_after(
+        start("batch_clipping", out, *flags),
+        lambda: log.exists() and "SGD without privacy" in log.read_text(),
+    )
+    steps = Ledger.load(out / "unfinished" / "privacy.json").steps
+    before = (out / "unfinished" / "rows.json").read_text()
+    again = start("batch_clipping", out, *flags)
+    kill_after(again, lambda: log.read_text().count("SGD without privacy:") > 1)
+    assert Ledger.load(out / "unfinished" / "privacy.json").steps == steps
+    assert (out / "unfinished" / "rows.json").read_text() == before

@@ -100,13 +100,13 @@ class Descent:
         batches = batches.map(
             lambda x: (tf.ensure_shape(x, [self._rows, None]), tf.zeros_like(x))
         )
-        found = [layer.position.numpy()]
+        positions = [layer.position.numpy()]
 
         def record(batch, logs=None):
             del logs
-            found.append(layer.position.numpy())
+            positions.append(layer.position.numpy())
             advance(batch + 1)
 
         watch = tf.keras.callbacks.LambdaCallback(on_train_batch_end=record)
         self._model.fit(batches, verbose=0, shuffle=False, callbacks=[watch])
-        return np.arange(len(found)) * at_once, np.stack(found)
+        return np.arange(len(positions)) * at_once, np.stack(positions)

@@ -52,23 +52,23 @@ def read(directory: str) -> Curves:
     Raises:
       UsageError: if the table is missing or damaged.
     """
-    path, found = pathlib.Path(directory) / _TABLE, {}
+    path, curves = pathlib.Path(directory) / _TABLE, {}
     try:
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
-                line = found.setdefault(tuple(row[name] for name in _SETTING), {})
+                line = curves.setdefault(tuple(row[name] for name in _SETTING), {})
                 value = 100 * float(row["test_accuracy"])
                 if not np.isfinite(value):
                     raise ValueError(f"an accuracy is {value}")
                 line.setdefault(int(row["epoch"]), []).append(value)
-        if not found:
+        if not curves:
             raise ValueError("it has no rows")
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise settings.UsageError(
             f"flag --results={directory}: {path} cannot be read ({error}). It must be "
             "in the --output_dir of a batch_clipping_sweep that has ended."
         ) from error
-    return found
+    return curves
 
 
 def run(used: Settings) -> programs.Outcome:
@@ -86,10 +86,10 @@ def run(used: Settings) -> programs.Outcome:
             f"flag --labels={used.labels}: there must be one for each of the "
             f"{len(names)} results, all different, separated by semicolons."
         )
-    found = {label: read(name) for label, name in zip(labels, names, strict=True)}
+    sweeps = {label: read(name) for label, name in zip(labels, names, strict=True)}
     rows = [
         {"results": label, **dict(zip(_SETTING, key, strict=True)), **_last(line)}
-        for label, lines in found.items()
+        for label, lines in sweeps.items()
         for key, line in lines.items()
     ]
     return programs.Outcome(
@@ -100,7 +100,7 @@ def run(used: Settings) -> programs.Outcome:
         ],
         privacy="of each sweep as its own report says; nothing was trained here.",
         tables={"last": rows},
-        figures={"sweeps": plot(found)},
+        figures={"sweeps": plot(sweeps)},
         shown=("last",),
     )
 
@@ -123,19 +123,19 @@ def _words(place: int, value: str) -> str:
     return f"{('m', 'sigma', 'C')[place - 1]} {float(value):.4g}" if value else ""
 
 
-def plot(found: Mapping[str, Curves]):
+def plot(sweeps: Mapping[str, Curves]):
     """A panel for each sweep; a setting has the same style in all."""
-    columns = min(2, len(found))
-    rows = -(-len(found) // columns)
+    columns = min(2, len(sweeps))
+    rows = -(-len(sweeps) // columns)
     picture, axes = pictures.new(
         2.6 + 4.2 * columns, 0.8 + 3.3 * rows, rows, columns, sharex=True, sharey=True
     )
-    settings_of = dict.fromkeys(key for lines in found.values() for key in lines)
+    settings_of = dict.fromkeys(key for lines in sweeps.values() for key in lines)
     varied = [
         i for i in range(len(_SETTING)) if len({key[i] for key in settings_of}) > 1
     ]
     seen: list[float] = []
-    for ax, (title, lines) in zip(axes.flat, found.items(), strict=False):
+    for ax, (title, lines) in zip(axes.flat, sweeps.items(), strict=False):
         for k, key in enumerate(settings_of):
             if key not in lines:
                 continue
@@ -147,7 +147,7 @@ def plot(found: Mapping[str, Curves]):
             seen += means
         ax.set_title(title, fontsize=10.5)
         ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-    for ax in axes.flat[len(found) :]:
+    for ax in axes.flat[len(sweeps) :]:
         ax.set_visible(False)
     plotting.accuracy_axis(axes[0, 0], seen, most=100)
     for ax in axes[:, 0]:

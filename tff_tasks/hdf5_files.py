@@ -82,7 +82,7 @@ class Hdf5Files:
         Raises:
           DataFileError: if the split's file is missing, damaged or of another form.
         """
-        clients, found = self._clients_of(split), {}
+        clients, counts = self._clients_of(split), {}
         path = self.path / self._names[split]
         with _errors(path):
             for client_id in sorted(clients):
@@ -93,10 +93,10 @@ class Hdf5Files:
                         f"{path}: the features of client {client_id!r} have "
                         f"{sorted(sizes)} rows. Get the file again."
                     )
-                found[client_id] = sizes.pop()
-        if not found:
+                counts[client_id] = sizes.pop()
+        if not counts:
             raise DataFileError(f"{path} has no clients. Get the file again.")
-        return found
+        return counts
 
     def read(
         self, split: str, client_id: str, features: Mapping[str, Feature]
@@ -112,7 +112,7 @@ class Hdf5Files:
           DataFileError: if a feature is missing, or of another type or shape.
         """
         columns = self._clients_of(split)[client_id]
-        path, found = self.path / self._names[split], {}
+        path, arrays = self.path / self._names[split], {}
         with _errors(path):
             for name, feature in features.items():
                 values = _hard(columns, name)[()]
@@ -126,8 +126,8 @@ class Hdf5Files:
                         f"of shape {list(feature.shape)}."
                     )
                 wanted = object if feature.dtype == "string" else feature.dtype
-                found[name] = values.astype(wanted)
-        return found
+                arrays[name] = values.astype(wanted)
+        return arrays
 
 
 def _hard(group: Any, name: str) -> Any:

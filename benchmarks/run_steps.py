@@ -29,7 +29,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -600,9 +600,14 @@ def summary(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(1, f"run_steps: error: {message} See --help.\n")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; 1 if a step does not agree with TensorFlow's."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
@@ -632,7 +637,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 split=bool(options.devices),
             )
         except StepFileError as error:
-            parser.exit(2, f"{folder}: {error}\n")
+            parser.error(f"{folder}: {error}")
         print(summary(one), flush=True)
         found.append(one)
     if options.output:

@@ -189,7 +189,9 @@ def work(
         print(about)
         raise SystemExit(0)
     if len(argv) != 2:
-        raise SystemExit(f"Needs two files; see --help.\n{about}")
+        raise command_line.refusal(
+            sys.argv[0], "Two files are needed, spec.json results.json. See --help."
+        )
     fields = json.loads(pathlib.Path(argv[0]).read_text())
     spec = Spec(**{**fields, "variants": tuple(fields["variants"])})
     try:

@@ -7,7 +7,7 @@ import argparse
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 #: What asks for help. absl's programs know the longer ones, and so people type them.
 HELP = ("-h", "-help", "--help", "--helpshort", "--helpfull")
@@ -38,9 +38,17 @@ def refusal(program: str, error: object) -> SystemExit:
     return SystemExit(f"{pathlib.Path(program).stem}: error: {error}")
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors end the program as `refusal` does."""
+
+    def error(self, message: str) -> NoReturn:
+        name = self.prog.rpartition(".")[2]
+        self.exit(1, f"{name}: error: {message} See --help.\n")
+
+
 def argument_parser(about: str | None, **options: Any) -> argparse.ArgumentParser:
     """An argparse parser that knows all of `HELP` and keeps the lines of `about`."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,

@@ -47,6 +47,7 @@ class Outcome:
       texts: Further files by name.
       shown: Names of the tables that the report shows in full.
       numbers: Results for config.json.
+      written: Is called when all files are written.
     """
 
     title: str
@@ -58,6 +59,7 @@ class Outcome:
     texts: dict[str, str] = dataclasses.field(default_factory=dict)
     shown: tuple[str, ...] = ()
     numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
+    written: Callable[[], None] = lambda: None
 
     def report(self) -> str:
         """The text of report.txt."""
@@ -158,6 +160,7 @@ def launch(
         directory = make_directory(used.output_dir)
         result = run(used)
         names = write(result, used, directory)
+        getattr(result, "written", lambda: None)()
         return f"\n{result.report()}\nWritten to {directory}: {', '.join(names)}"
 
     run_program(about, kind, body, arguments, errors)

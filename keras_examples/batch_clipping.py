@@ -56,7 +56,10 @@ def run(used: Settings) -> programs.Outcome:
 
     name, watches = f"{used.unit}, {used.clip}", {}
     watches[name] = watch()
-    private = batch_training.train(used, data, watches[name])
+    # Norms by layer and frozen weights are in no backup.
+    whole = used.record_layer_norms or used.sparsify is not None
+    place = None if whole else training.unfinished(used, data.images)
+    private = batch_training.train(used, data, watches[name], unfinished=place)
     unit = private.model.optimizer.unit
     accounts = batch_accounts.account(*private.account, used.delta, unit, used.sampling)
     runs = {name: private.trained.rows}
@@ -67,6 +70,8 @@ def run(used: Settings) -> programs.Outcome:
             used, used.batch_size, used.baseline_epochs, data, watches["SGD"]
         ).rows
     outcome = _outcome(used, data, private, accounts, runs)
+    if place is not None:
+        outcome.written = place.remove
     norms = {name: one.rows for name, found in watches.items() for one in found}
     if norms:
         _add_norms(outcome, norms)

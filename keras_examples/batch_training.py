@@ -243,7 +243,7 @@ def train(
     further: Sequence[tf.keras.callbacks.Callback] = (),
     **options: Any,
 ) -> Private:
-    """A private run.
+    """A private run; may go on after a kill (`unfinished`) where nothing is frozen.
 
     Args:
       used: its settings.

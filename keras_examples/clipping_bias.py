@@ -5,12 +5,17 @@ r"""Clipping moves where gradient descent ends; noise before clipping moves it b
 The three synthetic problems of Chen, Wu and Hong (2020), "Understanding Gradient
 Clipping in Private SGD: A Geometric Perspective" (Figures 4 and 5): private gradient
 descent where k times standard Gaussian noise is added to each gradient before it is
-clipped. k = 0 is plain DP-SGD.
+clipped. k = 0 is plain DP-SGD. Every descent is a `fit` with
+`dpc.keras.DPSGD(perturbation=k)`.
 
 The paper leaves open the starting points, the number of iterations of the first two
 problems, and batch size, clip norm and weights of the third. The defaults are 5
 (outside the interval on which problem 2 has no gradient), 50,000 (with k = 10, 10,000
 are far from the end), 64, 1 and equal weights.
+
+The centres of problem 3 have covariances 36 I, 4 I and I in the text: descent starts
+some 6 from the minimum. The printed panel starts near 25 and stays above 10, as with
+centres of stddevs 36, 4 and 1: --component_stddevs=36,4,1.
 """
 
 from __future__ import annotations
@@ -23,12 +28,13 @@ from scipy import optimize, special
 
 import tfdpclip as dpc
 from driver_kit import programs, progress, settings
+from keras_examples import descent
 from tfdpclip import pictures
 
 POINTS = {1: (-3.0, -3.0, 9.0), 2: (-3.0, 3.0)}
 # A run has settled that moved by less than this part of its start over the last tenth.
 _STILL = 0.05
-_DIMENSION, _SIZE, _COMPONENT_STDDEVS = 10, 10_000, (6.0, 2.0, 1.0)
+_DIMENSION, _SIZE = 10, 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +63,12 @@ class Settings:
     start_3: float = settings.number(
         0.0, "Where problem 3 starts, in every coordinate.", good=0
     )
+    component_stddevs: tuple[float, ...] = settings.numbers(
+        (6, 2, 1),
+        "Problem 3: stddevs of the centres of its three components, as the text has "
+        "them; 36,4,1 has axes like the printed ones.",
+        above=0,
+    )
     batch_size: int = settings.count(64, "Points per step of problem 3.", most=_SIZE)
     repeats: int = settings.count(
         5,
@@ -66,6 +78,13 @@ class Settings:
     seed: int = settings.count(0, "For points, draws and noise.", least=0)
     figure_format: tuple[str, ...] = settings.figure_format()
     output_dir: str = settings.output_dir("clipping_bias")
+
+    def __post_init__(self):
+        if len(self.component_stddevs) != 3:
+            raise ValueError(
+                "flag --component_stddevs: there are three components; for example "
+                "--component_stddevs=36,4,1."
+            )
 
 
 def expected_clipped(u, perturbation: float, clip_norm: float = 1.0):
@@ -124,8 +143,7 @@ def run(used: Settings) -> programs.Outcome:
     """Runs the problems."""
     curves, rows = [], []
     for problem in used.problems:
-        simulate = _scalar if problem in POINTS else _vector
-        steps, distances = simulate(problem, used)
+        steps, distances = descend(problem, used)
         for j, k in enumerate(used.perturbations):
             tenth = max(1, len(steps) // 10)
             ends = distances[-tenth:, j].mean(axis=0)
@@ -179,76 +197,57 @@ def run(used: Settings) -> programs.Outcome:
     )
 
 
-def _record_at(iterations: int) -> np.ndarray:
-    return np.unique(np.linspace(0, iterations, 201).astype(int))
-
-
-def _clip(gradients, clip_norm):
-    norms = np.linalg.norm(gradients, axis=-1, keepdims=True)
-    return gradients * clip_norm / np.maximum(norms, clip_norm)
-
-
-def _descend(gradients, start, optimum, rate, iterations, used, rng):
-    """Clipped descent of `[k, repeats, D]` iterates at once."""
-    x = start.copy()
-    ks = np.asarray(used.perturbations)[:, None, None, None]
-    kept = _record_at(iterations)
-    wanted, found = set(kept.tolist()), []
-    bar = progress.Progress("descent", iterations, unit="step")
-    for step in range(iterations + 1):
-        if step in wanted:
-            found.append(np.linalg.norm(x - optimum, axis=-1))
-            bar.show(step)
-        if step == iterations:
-            break
-        each = gradients(x, rng)
-        each = each + ks * rng.standard_normal(each.shape)
-        mean = _clip(each, used.clip_norm).mean(axis=2)
-        x -= rate * (mean + used.noise_stddev * rng.standard_normal(x.shape))
-    bar.close()
-    return kept, np.stack(found)
-
-
-def _scalar(problem, used):
-    points = np.asarray(POINTS[problem])[None, None, :, None]
-    rng = np.random.default_rng([used.seed, problem])
-    start = np.full((len(used.perturbations), used.repeats, 1), used.start)
-    return _descend(
-        lambda x, rng: x[:, :, None] - points,
-        start,
-        points.mean(),
-        used.learning_rate,
-        used.iterations,
-        used,
-        rng,
-    )
-
-
-def _vector(problem, used):
-    del problem
+def _points(problem: int, used: Settings) -> np.ndarray:
+    """The points of each run, `[repeats, count, dimension]`."""
+    if problem in POINTS:
+        points = np.asarray(POINTS[problem])[None, :, None]
+        return np.repeat(points, used.repeats, axis=0)
     rng = np.random.default_rng([used.seed, 3])
     means = rng.standard_normal((used.repeats, 3, _DIMENSION))
-    means *= np.asarray(_COMPONENT_STDDEVS)[:, None]
+    means *= np.asarray(used.component_stddevs)[:, None]
     which = rng.integers(0, 3, (used.repeats, _SIZE))
     points = np.take_along_axis(means, which[..., None], axis=1)
-    points += rng.standard_normal(points.shape)
-    shape = (len(used.perturbations), used.repeats, _DIMENSION)
-    runs = np.arange(used.repeats)[:, None]
+    return points + rng.standard_normal(points.shape)
 
-    def gradients(x, rng):
-        # The same batch for every k: differences between curves are due to k.
-        batch = points[runs, rng.integers(0, _SIZE, (used.repeats, used.batch_size))]
-        return x[:, :, None] - batch[None]
 
-    return _descend(
-        gradients,
-        np.full(shape, used.start_3),
-        points.mean(axis=1),
-        used.learning_rate_3,
-        used.iterations_3,
-        used,
-        rng,
-    )
+def descend(problem: int, used: Settings) -> tuple[np.ndarray, np.ndarray]:
+    """Steps, `[n]`, and the distances to the minimum then, `[n, k, repeats]`."""
+    scalar = problem in POINTS
+    points = _points(problem, used)
+    steps = used.iterations if scalar else used.iterations_3
+    rows = points.shape[1] if scalar else used.batch_size
+    total = steps * len(used.perturbations) * used.repeats
+    bar = progress.Progress(f"problem {problem}", total)
+    distances = []
+    for j, k in enumerate(used.perturbations):
+        follower = descent.Descent(
+            rows,
+            points.shape[2],
+            used.learning_rate if scalar else used.learning_rate_3,
+            used.clip_norm,
+            used.noise_stddev,
+            k,
+            seed=(used.seed * 1000 + 100 * problem + j) % 2**31,
+        )
+        found = []
+        for repeat, cloud in enumerate(points):
+            draws = None
+            if not scalar:
+                # The same batch for every k: differences between curves are due to k.
+                rng = np.random.default_rng([used.seed, problem, repeat])
+                draws = rng.integers(0, _SIZE, (steps, rows))
+            before = (j * used.repeats + repeat) * steps
+            at, positions = follower.follow(
+                cloud,
+                draws,
+                used.start if scalar else used.start_3,
+                steps,
+                lambda done, before=before: bar.show(before + done),
+            )
+            found.append(np.linalg.norm(positions - cloud.mean(axis=0), axis=1))
+        distances.append(np.stack(found, axis=1))
+    bar.close()
+    return at, np.stack(distances, axis=1)
 
 
 def _findings(used, rows):
@@ -308,7 +307,7 @@ def _privacy(used):
 
 def _plot(used, curves, rows):
     count = len(used.problems)
-    picture, axes = pictures.new(4.3 * count, 3.9, 1, count)
+    picture, axes = pictures.new(max(6.5, 4.3 * count), 3.9, 1, count)
     for ax, problem in zip(axes[0], used.problems, strict=True):
         for j, k in enumerate(used.perturbations):
             mine = [c for c in curves if c["problem"] == problem and c["k"] == k]

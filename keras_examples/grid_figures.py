@@ -6,11 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib import lines, ticker
 
 from tfdpclip import pictures
 
 Rows = Sequence[Mapping[str, Any]]
+# Points below the best that heat maps tell apart.
+_WORST = 10.0
 _AXES = {
     "clip_norm": "clip norm",
     "batch_size": "expected batch size (examples)",
@@ -93,6 +96,48 @@ def _curve(ax, rows, x, label, look):
             )
             dotted = True
     return dotted
+
+
+def heat_maps(
+    parts: Mapping[str, Mapping[tuple[float, int], float]], title: str
+) -> Any:
+    """Scores less the best by clip norm and batch size, as Figure 1 of Rehn et al.
+
+    Args:
+      parts: scores by clip norm and batch size, by the title of their panel.
+      title: of the figure.
+    """
+    count = max(1, len(parts))
+    picture, axes = pictures.new(1.6 + 3.9 * count, 4.3, 1, count, grid=None)
+    for ax, (name, cells) in zip(axes[0], parts.items(), strict=False):
+        clips, sizes = (sorted({place[i] for place in cells}) for i in (0, 1))
+        best = max(cells.values())
+        values = np.full([len(sizes), len(clips)], np.nan)
+        for (clip, size), score in cells.items():
+            values[sizes.index(size), clips.index(clip)] = 100 * (score - best)
+        image = ax.imshow(
+            values,
+            origin="lower",
+            aspect="auto",
+            cmap=pictures.SEQUENTIAL,
+            vmin=-_WORST,
+            vmax=0,
+        )
+        for (i, j), value in np.ndenumerate(values):
+            look = {"ha": "center", "va": "center", "fontsize": 8}
+            dark = value < -_WORST / 2
+            bold = "bold" if value == 0 else "normal"
+            color = "white" if dark else "black"
+            text = f"{value:.1f}".replace("-0.0", "0.0")
+            ax.text(j, i, text, color=color, fontweight=bold, **look)
+        ax.set_xticks(range(len(clips)), [f"{clip:g}" for clip in clips])
+        ax.set_yticks(range(len(sizes)), [str(size) for size in sizes])
+        ax.set(xlabel=_AXES["clip_norm"])
+        ax.set_title(f"{name}\nbest {best:.1%}", fontsize=10)
+    axes[0, 0].set_ylabel(_AXES["batch_size"])
+    picture.colorbar(image, ax=axes[0, -1], label="less the best (points)")
+    pictures.title(picture, title, fontsize=10.5)
+    return picture
 
 
 def by_epochs(rows: Rows, title: str) -> Any:

@@ -37,6 +37,7 @@ class Results:
       clip_norms: a row for each epochs, epsilon and clip norm: the best batch size and
         learning rate, and the mean, least and greatest score of repeats.
       batch_sizes: the same for each batch size, which is a number of examples.
+      directory: of the search.
     """
 
     name: str
@@ -44,6 +45,40 @@ class Results:
     delta: float
     clip_norms: list[dict[str, Any]]
     batch_sizes: list[dict[str, Any]]
+    directory: pathlib.Path
+
+    def cells(self, epsilon: float) -> dict[tuple[float, int], float]:
+        """The mean score by clip norm and batch size, at the best learning rate.
+
+        Of runs at several epochs, those at the most count.
+
+        Args:
+          epsilon: the budget.
+
+        Raises:
+          UsageError: if the table of this budget is missing or damaged.
+        """
+        path = grid_path(self.directory, epsilon)
+        try:
+            header, *lines = _cells(path)
+            rows = [dict(zip(header, line, strict=True)) for line in lines]
+            epochs = max(float(row.get("epochs", 0)) for row in rows)
+            scores: dict[tuple[float, int, float], list[float]] = {}
+            for row in rows:
+                most = float(row.get("epochs", 0)) == epochs
+                if row["clip_norm"] not in _TEXTS["clip_norm"] and most:
+                    batch = int(row["batch_size"].replace("full", str(self.size)))
+                    place = float(row["clip_norm"]), batch, float(row["learning_rate"])
+                    scores.setdefault(place, []).append(float(row["macro_accuracy"]))
+        except (OSError, ValueError, KeyError) as error:
+            raise UsageError(
+                f"flag --results: {path} is no table of runs: {error}."
+            ) from error
+        best: dict[tuple[float, int], float] = {}
+        for (clip, batch, _), some in scores.items():
+            mean = sum(some) / len(some)
+            best[clip, batch] = max(mean, best.get((clip, batch), -math.inf))
+        return best
 
 
 def grid_path(directory: pathlib.Path, epsilon: float) -> pathlib.Path:
@@ -122,7 +157,7 @@ def read(name: str) -> Results:
             f"flag --results={name}: {error}. It must be the --output_dir of a search "
             "by keras_examples.tune_grid that has ended."
         ) from error
-    return Results(title, size, float(delta), *tables)
+    return Results(title, size, float(delta), *tables, directory)
 
 
 def _rows(path: pathlib.Path, size: int) -> list[dict[str, Any]]:

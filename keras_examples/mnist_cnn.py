@@ -88,10 +88,8 @@ def run(used: Settings) -> programs.Outcome:
     batches = training.private_run(
         used, images, model, rule=rule, perturbation=used.perturbation
     )
-    test = (training.scaled(images.test[0]), images.test[1])
-    trained = training.fit(model, batches, used.epochs, test, delta=used.delta)
     title = f"DP-SGD on {images.name}, {used.model} network"
-    return training.simple_outcome(title, images, used, model, trained)
+    return training.simple_run(title, images, used, model, batches)
 
 
 def main(argv: list[str] | None = None) -> None:

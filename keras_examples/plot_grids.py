@@ -3,8 +3,10 @@ r"""Draws several searches together: a panel for each network or data set.
     python -m keras_examples.plot_grids --results=runs/vit_tiny,runs/vit_base
 
 Figure 2 of Rehn, Zhao, Heikkila and Honkela (2025): accuracy less the best by clip norm
-at several epsilons, for two backbones; and the best clip norm by epsilon. The results
-are directories that `tune_grid` has written.
+at several epsilons, for two backbones; and the best clip norm by epsilon. Figure 1:
+heat maps of three problems, the first search at its largest epsilon, the last search
+there, and the last at its smallest. The results are directories that `tune_grid` has
+written.
 """
 
 from __future__ import annotations
@@ -64,6 +66,10 @@ def run(used: Settings) -> programs.Outcome:
             "best_clip_norm": grid_figures.best_clip_norms(
                 parts, "Best clip norm (bars: norms that repeats do not tell from it)"
             ),
+            "heat_maps": grid_figures.heat_maps(
+                _problems(found),
+                "From the easy to the hard problem (best learning rate)",
+            ),
         },
         shown=("best_clip_norms",),
     )
@@ -85,6 +91,18 @@ def _read(used: Settings) -> Mapping[str, grid_results.Results]:
             f"example --labels={'; '.join(names)}."
         )
     return dict(zip(labels, found, strict=True))
+
+
+def _problems(found: Mapping[str, grid_results.Results]):
+    """The cells of Figure 1's three problems: the first search at its largest epsilon,
+    the last search there, and at its smallest."""
+    ends = []
+    for one in (next(iter(found)), list(found)[-1]):
+        epsilons = {row["epsilon"] for row in found[one].clip_norms}
+        ends.append((one, min(epsilons), max(epsilons)))
+    (first, _, easy), (last, tight, loose) = ends
+    wanted = dict.fromkeys([(first, easy), (last, loose), (last, tight)])
+    return {f"{name}, ε = {e:g}": found[name].cells(e) for name, e in wanted}
 
 
 def _parts(text: str | None, separator: str) -> list[str]:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+import tfdpclip as dpc
+
+# The op by which images are resized with antialiasing, one by one.
+dpc.gradients.op_flow("ScaleAndTranslate")
+
 
 class Preprocess(tf.keras.layers.Layer):
     """Images in 0 to 255, of any size, as about [-1, 1] of the network's size.

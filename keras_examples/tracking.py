@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import pathlib
 from collections.abc import Collection
 from typing import Protocol
 
@@ -11,6 +13,7 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import progress
+from tfdpclip import files
 
 
 class Tracker(tf.keras.callbacks.Callback):
@@ -118,9 +121,11 @@ class Progress(tf.keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         del logs
-        self._batches = 0
+        # After a kill some steps ran in another process.
+        done = 0 if self.model is None else int(self.model.optimizer.iterations)
+        self._batches = done * self._pieces
         self._progress = progress.Progress(
-            self._title, self._steps, stream=self._stream
+            self._title, self._steps, done, stream=self._stream
         )
 
     def on_train_batch_end(self, batch, logs=None):
@@ -135,7 +140,9 @@ class Progress(tf.keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         del epoch, logs
-        row = self._tracker.rows[-1] if self._tracker else {}
+        done = self._batches // self._pieces
+        rows = self._tracker.rows if self._tracker else []
+        row = rows[-1] if rows and rows[-1]["step"] == done else {}
         parts = [
             f"{name} {row[key]:{form}}"
             for name, key, form in (
@@ -145,7 +152,7 @@ class Progress(tf.keras.callbacks.Callback):
             )
             if not np.isnan(row.get(key, np.nan))
         ]
-        self._progress.show(self._batches // self._pieces, parts)
+        self._progress.show(done, parts)
 
     def on_train_end(self, logs=None):
         del logs
@@ -160,28 +167,49 @@ class Geometry(tf.keras.callbacks.Callback):
       epochs: After how many epochs; 0 is before training.
       planes: The number of random projections, the same after every epoch.
       chunk: Gradients at a time.
+      folder: Where the geometries are kept, for a training that goes on after a kill.
 
     Attributes:
       found: The geometry, by epoch.
     """
 
-    def __init__(self, data, epochs: Collection[int], planes: int, chunk: int):
+    def __init__(
+        self,
+        data,
+        epochs: Collection[int],
+        planes: int,
+        chunk: int,
+        folder: pathlib.Path,
+    ):
         super().__init__()
         self._data, self._epochs = data, epochs
-        self._planes, self._chunk = planes, chunk
+        self._planes, self._chunk, self._folder = planes, chunk, folder
+        kind = dpc.diagnostics.GradientGeometry
+        self._names = [field.name for field in dataclasses.fields(kind)]
         self.found: dict[int, dpc.diagnostics.GradientGeometry] = {}
+        for epoch in epochs:
+            path = self._path(epoch)
+            if path.exists():
+                self.found[epoch] = kind(**files.read_npz(path, self._names))
+
+    def _path(self, epoch: int) -> pathlib.Path:
+        return self._folder / f"geometry_{epoch}.npz"
 
     def _measure(self, epoch):
         if epoch not in self._epochs:
             return
-        self.found[epoch] = dpc.diagnostics.gradient_geometry(
+        found = dpc.diagnostics.gradient_geometry(
             self._meter.chunks(self._data, batch_size=self._chunk),
             projections=self._planes,
         )
+        with files.replacing(self._path(epoch)) as path, path.open("wb") as file:
+            np.savez(file, **{name: getattr(found, name) for name in self._names})
+        self.found[epoch] = found
 
     def on_train_begin(self, logs=None):
         self._meter = dpc.diagnostics.GradientMeter(self.model)
-        self._measure(0)
+        if 0 not in self.found:
+            self._measure(0)
 
     def on_epoch_end(self, epoch, logs=None):
         self._measure(epoch + 1)

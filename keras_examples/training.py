@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TextIO
 
 import numpy as np
@@ -15,6 +15,7 @@ from matplotlib import ticker
 import tfdpclip as dpc
 from driver_kit import plotting, programs, settings
 from keras_examples import image_data, tracking
+from keras_examples.resuming import Unfinished
 from tfdpclip import pictures
 from tfdpclip.diagnostics import ClassAccuracy, class_accuracy
 
@@ -157,6 +158,8 @@ def fit(
     transform: Callable | None = None,
     accountant: str = "pld",
     stream: TextIO | None = None,
+    unfinished: Unfinished | None = None,
+    measured: Collection[int] | None = None,
     **options: Any,
 ) -> Trained:
     """Trains a compiled model.
@@ -171,13 +174,16 @@ def fit(
       transform: a change to each batch, such as augmentation.
       accountant: of the privacy statement.
       stream: where to show progress; standard output by default.
+      unfinished: the state of the training, from which it goes on after a kill.
+      measured: the epochs after which accuracy is measured; all by default.
       **options: for `fit`.
 
     Returns:
       The finished run.
     """
-    rows: list[dict[str, float]] = []
-    started = time.monotonic()
+    rows: list[dict[str, float]] = [] if unfinished is None else unfinished.rows
+    before = rows[-1]["seconds"] if rows else 0.0
+    started = time.monotonic() - before
     predict = tf.function(lambda x: model(x, training=False))
 
     def correct():
@@ -188,27 +194,39 @@ def fit(
         return np.concatenate(parts) == test[1]
 
     def record(epoch, logs=None):
+        if measured is not None and epoch + 1 not in measured:
+            return
         logs = logs or {}
         spent = {}
         if delta is not None:
             spent = {
                 "epsilon": float(logs.get("epsilon", 0.0 if epoch < 0 else np.nan))
             }
-        rows.append(
-            {
-                "epoch": epoch + 1,
-                "step": int(model.optimizer.iterations.numpy()),
-                **spent,
-                **_clip_norm(model.optimizer),
-                "loss": float(logs.get("loss", np.nan)),
-                "test_accuracy": float(np.mean(correct())),
-                "seconds": round(time.monotonic() - started, 1),
-            }
-        )
+        row = {
+            "epoch": epoch + 1,
+            "step": int(model.optimizer.iterations.numpy()),
+            **spent,
+            **_clip_norm(model.optimizer),
+            "loss": float(logs.get("loss", np.nan)),
+            "test_accuracy": float(np.mean(correct())),
+            "seconds": round(time.monotonic() - started, 1),
+        }
+        (rows.append if unfinished is None else unfinished.add)(row)
+
+    def record_first(logs=None):
+        # After a kill the rows of earlier epochs are there.
+        if not rows:
+            record(-1)
 
     budget = None
     if delta is not None:
-        budget = dpc.keras.PrivacyBudget(float("inf"), delta, batches, accountant)
+        budget = dpc.keras.PrivacyBudget(
+            float("inf"),
+            delta,
+            batches,
+            accountant,
+            ledger=None if unfinished is None else unfinished.ledger,
+        )
     pieces = int(getattr(model.optimizer, "accumulation_steps", 1))
     data = batches
     if transform is not None:
@@ -223,8 +241,10 @@ def fit(
             *([] if budget is None else [budget]),
             *callbacks,
             tf.keras.callbacks.LambdaCallback(
-                on_train_begin=lambda logs=None: record(-1), on_epoch_end=record
+                on_train_begin=record_first, on_epoch_end=record
             ),
+            # Behind the tables, so that the backup is never ahead of them.
+            *([] if unfinished is None else [unfinished.backup()]),
             tracking.Progress(
                 "training" if delta is not None else "training without privacy",
                 epochs * _steps_of(batches),
@@ -324,7 +344,28 @@ def report_accuracy(trained: Trained) -> dict[str, float]:
     }
 
 
-def simple_outcome(
+def unfinished(used: Any, images: image_data.Images) -> Unfinished:
+    """The state of a training on images, from which it goes on after a kill."""
+    return Unfinished(used, images=images.name, examples=len(images.train[0]))
+
+
+def simple_run(
+    title: str,
+    images: image_data.Images,
+    used: Any,
+    model: tf.keras.Model,
+    batches: dpc.sampling.Batches,
+) -> programs.Outcome:
+    """Trains a compiled model, goes on after a kill, and reports."""
+    test = (scaled(images.test[0]), images.test[1])
+    place = unfinished(used, images)
+    trained = fit(model, batches, used.epochs, test, delta=used.delta, unfinished=place)
+    outcome = _simple_outcome(title, images, used, model, trained)
+    outcome.written = place.remove
+    return outcome
+
+
+def _simple_outcome(
     title: str, images: image_data.Images, used: Any, model: Any, trained: Trained
 ) -> programs.Outcome:
     """The outcome of a single run."""

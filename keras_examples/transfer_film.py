@@ -35,11 +35,15 @@ from keras_examples import (
     grids,
     network_features,
     pretrained,
+    resuming,
     training,
     transfer_data,
 )
 from tfdpclip import pictures
 from tfdpclip.tuning import batch_size_noise
+
+# How often the weights of a run are saved, about.
+_SAVES = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,14 +112,29 @@ def run(used: Settings) -> programs.Outcome:
         if plan.sampling_rate == 1
         else dpc.sampling.Poisson(plan.sampling_rate)
     )
+    parts = _parts(plan.steps)
     batches = training.draw(
-        scheme, data.train, used.physical_batch_size, used.seed, steps=plan.steps
+        scheme,
+        data.train,
+        used.physical_batch_size,
+        used.seed,
+        steps=plan.steps // parts,
     )
     model.compile(_optimizer(used, plan, batches), training.LOSS)
     test = _test_arrays(data.test)
     before = network_features.body(model).get_weights()
-    trained = training.fit(model, batches, 1, test, delta=used.delta)
+    place = resuming.Unfinished(used, images=data.name, examples=data.size)
+    trained = training.fit(
+        model,
+        batches,
+        parts,
+        test,
+        delta=used.delta,
+        unfinished=place,
+        measured=(0, parts),
+    )
     result = _outcome(used, data, counts, plan, trained)
+    result.written = place.remove
     if used.write_features:
         after = network_features.body(model).get_weights()
         history = _history(used, network, before, after, trained.ledger)
@@ -133,6 +152,18 @@ def run(used: Settings) -> programs.Outcome:
             )
         )
     return result
+
+
+def _parts(steps: int) -> int:
+    """The parts of equal size into which a run is cut, after each of which it is saved.
+
+    A prime number of steps is saved after each of them.
+
+    >>> _parts(98), _parts(25), _parts(1563), _parts(449)
+    (14, 25, 3, 449)
+    """
+    parts = [n for n in range(2, steps + 1) if steps % n == 0] or [1]
+    return min(parts, key=lambda n: abs(math.log(n / _SAVES)))
 
 
 def _plan(used: Settings, size: int):

@@ -1,4 +1,4 @@
-"""BUILD is right: each file has its target, each target depends on its imports."""
+"""BUILD files are right: each file has a target, each target depends on its imports."""
 
 from __future__ import annotations
 
@@ -16,37 +16,68 @@ from tests import source_tree, stack
 from tests.source_tree import ROOT
 
 MAINS = {"tools/run_module.py", "tools/pytest_main.py"}
+#: Packages below the root, with BUILD files of their own.
+BELOW = source_tree.PACKAGES
+
+
+def path_of(label: str, package: str = "") -> str:
+    """A label as a path from the root; the library of a package has its name.
+
+    >>> path_of("//tools:run_module.py"), path_of("//tfdpclip"), path_of(":a", "tests")
+    ('tools/run_module.py', 'tfdpclip', 'tests/a')
+    """
+    if label.startswith("//"):
+        package, _, name = label[2:].partition(":")
+        name = name or package
+    else:
+        name = label.removeprefix(":")
+    return name if not package or name == package else f"{package}/{name}"
 
 
 def evaluate(root: pathlib.Path = ROOT) -> dict[str, dict[str, Any]]:
-    """The targets of BUILD, whose syntax and meaning are Python's, by name."""
-    targets: dict[str, dict[str, Any]] = {}
+    """The targets of all BUILD files, whose syntax and meaning are Python's, by path.
 
+    Labels in them are paths from the root.
+    """
+    targets: dict[str, dict[str, Any]] = {}
+    for package in ("", *source_tree.PACKAGES):
+        _evaluate(root / package / "BUILD", package, targets)
+    return targets
+
+
+def _evaluate(file: pathlib.Path, package: str, targets: dict[str, Any]) -> None:
     def rule(kind):
         def make(name, **attributes):
+            name = path_of(name, package)
             assert name not in targets, f"two targets of the name {name}"
-            targets[name] = {"rule": kind, "srcs": [], "deps": [], **attributes}
+            for key in ("srcs", "deps", "data"):
+                labels = attributes.get(key, [])
+                attributes[key] = [path_of(label, package) for label in labels]
+            if "main" in attributes:
+                attributes["main"] = path_of(attributes["main"], package)
+            targets[name] = {"rule": kind, **attributes}
 
         return make
 
     def glob(include, exclude=()):
         def files(patterns):
             return {
-                path.relative_to(root).as_posix()
+                path.relative_to(file.parent).as_posix()
                 for pattern in patterns
-                for path in root.glob(pattern)
+                for path in file.parent.glob(pattern)
                 if path.is_file()
             }
 
-        return sorted(files(include) - files(exclude))
+        found = sorted(files(include) - files(exclude))
+        # Bazel's glob does not enter packages below.
+        return [p for p in found if package or p.split("/")[0] not in BELOW]
 
     kinds = ("filegroup", "py_library", "py_binary", "py_test")
     names: dict[str, Any] = {kind: rule(kind) for kind in kinds}
     names |= {"glob": glob, "__builtins__": {"len": len}}
     for ignored in ("package", "licenses", "exports_files"):
         names[ignored] = lambda *args, **attributes: None
-    exec(compile((root / "BUILD").read_text(), "BUILD", "exec"), names)
-    return targets
+    exec(compile(file.read_text(), str(file), "exec"), names)
 
 
 TARGETS = evaluate()
@@ -59,8 +90,18 @@ def closure(name: str) -> set[str]:
     while rest:
         if (one := rest.pop()) not in found:
             found.add(one)
-            rest += [label.removeprefix(":") for label in TARGETS[one]["deps"]]
+            rest += TARGETS[one]["deps"]
     return found
+
+
+def test_every_package_has_its_own_build_file():
+    for package in BELOW:
+        assert TARGETS[package]["rule"] == "py_library"
+    assert [n for n, t in TARGETS.items() if t["rule"] != "filegroup"] == [
+        n for n in TARGETS if n.split("/")[0] in BELOW and not n.endswith("/data")
+    ]
+    project = TARGETS["project"]["srcs"]
+    assert {f"{package}/BUILD" for package in BELOW} <= set(project)
 
 
 def test_every_python_file_is_in_one_target():
@@ -83,7 +124,7 @@ def test_every_program_is_a_binary_that_runs_it():
     assert sorted(binaries) == sorted(name.replace(".", "/") for name in programs)
     for name, target in binaries.items():
         assert "args" not in target
-        assert target["deps"] == [f":{name.split('/')[0]}"]
+        assert target["deps"] == [name.split("/")[0]]
         assert target["srcs"] == [target["main"]]
         assert target["main"] in MAINS
 
@@ -135,8 +176,7 @@ def imported_packages(library: str) -> dict[str, str]:
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_dependencies_are_the_imports(library):
     found = imported_packages(library)
-    declared = {label.removeprefix(":") for label in LIBRARIES[library]["deps"]}
-    assert set(found) == declared, found
+    assert set(found) == set(LIBRARIES[library]["deps"]), found
 
 
 @pytest.mark.slow
@@ -145,14 +185,13 @@ def test_tests_depend_on_all_that_they_import():
     for target in TARGETS.values():
         if target["rule"] == "py_test":
             names = source_tree.imports(target["args"][0], known)
-            missing = {f":{name.split('.')[0]}" for name in names}
+            missing = {name.split(".")[0] for name in names}
             assert missing <= set(target["deps"]), target["args"]
 
 
 def test_no_library_depends_on_itself():
     for name in LIBRARIES:
-        deps = [label.removeprefix(":") for label in LIBRARIES[name]["deps"]]
-        assert all(name not in closure(dep) for dep in deps), name
+        assert all(name not in closure(dep) for dep in LIBRARIES[name]["deps"]), name
 
 
 def test_imports_are_found_however_they_are_written(tmp_path):
@@ -267,7 +306,7 @@ def test_bazel_reads_build(tmp_path):
     query = "//... union labels(srcs, //...) union labels(deps, //...)"
     result = run("query", "--noshow_progress", query)
     assert result.returncode == 0, result.stderr
-    labels = {label.removeprefix("//:") for label in result.stdout.split()}
+    labels = {path_of(label) for label in result.stdout.split()}
     assert set(source_tree.find_modules().values()) | set(TARGETS) <= labels
     # Bazel takes an unknown label for a file, without looking whether there is one.
     unknown = {label for label in labels - set(TARGETS) if not (ROOT / label).is_file()}

@@ -215,7 +215,7 @@ def test_a_result_that_is_not_tensorflows_is_found(copied):
 def test_a_broken_folder_ends_the_program_with_a_reason(copied):
     half_of("plain.hlo")(copied)
     done, found = run(copied)
-    assert done.returncode == 2 and found is None
+    assert done.returncode == 1 and found is None
     assert "plain.hlo is not what was written" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -22,7 +22,11 @@ from tff_tasks import command
 PROGRAMS = source_tree.programs()
 # The worker is TensorFlow Federated's own, which the package imports.
 NEED_TFF = "tfdpclip.federated.worker"
+#: Other programs start these, which import TensorFlow Federated first.
+FEDERATED_WORKERS = ("benchmarks.federated_tasks_worker", "benchmarks.federated_worker")
 ASKED = [*(name for name in PROGRAMS if name != NEED_TFF), NEED_TFF, "tests.fuzz"]
+
+WRONG = "--no_such_flag=1"
 
 # The packages that each package may import: the library none, the kit the library,
 # drivers both, and benchmarks the packages that they measure.
@@ -68,26 +72,28 @@ def test_packages_import_in_one_direction(package):
             assert found <= ALLOWED[package] | {package}, path
 
 
-# Runs every program with every flag in one process.
+# Runs programs with a flag each in one process.
 ALL_HELP = """
 import contextlib, io, json, runpy, sys
 SLOW = ("tensorflow", "tensorflow_federated", "keras", "tf_keras")
-root, programs, flags = sys.argv[1:]
+root, pairs = sys.argv[1:]
 sys.path.insert(0, root)
 found = {}
-for program in json.loads(programs):
-    for flag in json.loads(flags):
-        said, code = io.StringIO(), 0
-        sys.argv = [program, flag]
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            try:
-                runpy.run_module(program, run_name="__main__")
-            except SystemExit as end:
-                code = end.code or 0
-            except BaseException as error:
-                code = repr(error)
-        slow = [name for name in SLOW if name in sys.modules]
-        found[f"{program} {flag}"] = code, said.getvalue(), slow
+for program, flag in json.loads(pairs):
+    said, code = io.StringIO(), 0
+    sys.argv = [program, flag]
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            runpy.run_module(program, run_name="__main__")
+        except SystemExit as end:
+            code = end.code or 0
+            if isinstance(code, str):  # As Python ends with a text.
+                print(code, file=said)
+                code = 1
+        except BaseException as error:
+            code = repr(error)
+    slow = [name for name in SLOW if name in sys.modules]
+    found[f"{program} {flag}"] = code, said.getvalue(), slow
 print(json.dumps(found))
 """
 
@@ -96,7 +102,9 @@ print(json.dumps(found))
 def help_texts(tmp_path_factory) -> dict[str, tuple[object, str, list[str]]]:
     directory = tmp_path_factory.mktemp("help")
     output, errors = (directory.with_suffix(end) for end in (".json", ".txt"))
-    arguments = [str(ROOT), json.dumps(ASKED), json.dumps(command_line.HELP)]
+    pairs = [(program, flag) for program in ASKED for flag in command_line.HELP]
+    pairs += [(program, WRONG) for program in ASKED]
+    arguments = [str(ROOT), json.dumps(pairs)]
     with output.open("w") as file, errors.open("w") as error_file:
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", ALL_HELP, *arguments],
@@ -108,7 +116,7 @@ def help_texts(tmp_path_factory) -> dict[str, tuple[object, str, list[str]]]:
             timeout=250,
         )
     assert done.returncode == 0, errors.read_text()[-3000:]
-    # Help begins nothing.
+    # Neither help nor a wrong flag begins anything.
     assert not list(directory.iterdir())
     return json.loads(output.read_text())
 
@@ -116,7 +124,7 @@ def help_texts(tmp_path_factory) -> dict[str, tuple[object, str, list[str]]]:
 @pytest.mark.slow
 def test_every_program_was_asked(help_texts):
     assert len(PROGRAMS) > 30
-    assert len(help_texts) == len(ASKED) * len(command_line.HELP)
+    assert len(help_texts) == len(ASKED) * (len(command_line.HELP) + 1)
 
 
 @pytest.mark.parametrize("program", ASKED)
@@ -128,6 +136,17 @@ def test_help_is_given_and_no_error(help_texts, program):
         assert code == 0, (flag, code, said)
         assert len(said.strip().splitlines()) >= 3, (flag, said)
         assert "Traceback" not in said and "Unknown" not in said
+
+
+@pytest.mark.parametrize("program", ASKED)
+def test_a_wrong_flag_ends_every_program_alike(help_texts, program):
+    """Status 1, and one line: PROGRAM: error: TEXT."""
+    if program == NEED_TFF or program in FEDERATED_WORKERS:
+        pytest.importorskip("tensorflow_federated")
+    code, said, _ = help_texts[f"{program} {WRONG}"]
+    lines = said.strip().splitlines()
+    assert code == 1 and len(lines) == 1, (code, said)
+    assert re.match(r"[\w.]+: error: .+", lines[0]), said
 
 
 @pytest.mark.parametrize("program", [p for p in PROGRAMS if p != NEED_TFF])

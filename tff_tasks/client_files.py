@@ -83,8 +83,9 @@ class FederatedFile:
                 )
             raise DataFileError(
                 f"{self.path} is missing. Get {_BUCKET}/{packed.name}, decompress it "
-                "into the data directory, make one from data of your own (python -m "
-                "tff_tasks.convert), or run with --synthetic."
+                "into the data directory (the HDF5 archives will do as well), make one "
+                "from data of your own (python -m tff_tasks.convert), or run with "
+                "--synthetic."
             )
         try:
             with open(self.path, "rb") as file:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from scipy import stats
+
 from driver_kit import progress
 from tff_tasks.client_data import Arrays, EvaluationData
 from tff_tasks.config import RunConfig
@@ -30,6 +32,8 @@ class Cost:
       evaluations: the remaining evaluations.
       evaluation_seconds: of an evaluation, accounting apart.
       accounting_seconds: of computing epsilon once; 0 where it is not computed.
+      preparation_seconds: of preparing the graphs, of which a part is over when the
+        estimate is told.
     """
 
     rounds: int
@@ -37,12 +41,14 @@ class Cost:
     evaluations: int
     evaluation_seconds: float
     accounting_seconds: float = 0.0
+    preparation_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
         """In all."""
         each = self.evaluation_seconds + self.accounting_seconds
-        return self.rounds * self.round_seconds + self.evaluations * each
+        rounds = self.rounds * self.round_seconds + self.evaluations * each
+        return self.preparation_seconds + rounds
 
     def lines(self) -> list[str]:
         """The estimate in words.
@@ -60,6 +66,8 @@ class Cost:
         )
         if self.accounting_seconds >= 0.05:
             text += f", each with {self.accounting_seconds:.2g} s for its epsilon"
+        if self.preparation_seconds >= 0.05:
+            text += f", {self.preparation_seconds:.2g} s to prepare graphs"
         return [f"{text}.", *self._notice()]
 
     def _notice(self) -> list[str]:
@@ -108,6 +116,20 @@ def sample(
     size = config.client_batch_size
     rows = min(len(arrays[0]), wanted * size)
     return tuple(part[:rows] for part in arrays), math.ceil(rows / size)
+
+
+def cohort_sizes(clients: int, rounds: int) -> float:
+    """The expected number of different sizes of Poisson cohorts.
+
+    Args:
+      clients: in a round, on average.
+      rounds: how many.
+
+    >>> round(cohort_sizes(100, 1), 6), round(cohort_sizes(100, 1000))
+    (1.0, 58)
+    """
+    chances = stats.poisson.pmf(range(3 * clients + 30), clients)
+    return float(sum(1 - (1 - chances) ** rounds))
 
 
 def timed(work: Callable[[], Any]) -> float:

@@ -161,7 +161,13 @@ class _Training:
         some, timed = cost.sample(config, data, batches)
         # A client without examples takes part, too.
         share = max(batches, 1) / max(timed, 1)
+        started = time.perf_counter()
         round_seconds = self.engine.round_seconds(some, config.clients_per_round)
+        # Tracing, and a round beside the one that is timed.
+        preparation = max(0.0, time.perf_counter() - started - round_seconds)
+        if config.engine == "tff" and config.sampling == "poisson":
+            # Graphs are prepared anew for each size of a cohort.
+            preparation *= cost.cohort_sizes(config.clients_per_round, rounds)
         batch = self.evaluator.batch_seconds(arrays)
         accounting = 0.0
         if config.seed is None and config.noise_multiplier > 0:
@@ -172,6 +178,7 @@ class _Training:
             math.ceil(rounds / config.rounds_per_eval),
             batch * data.num_examples * rows / BATCH_SIZE,
             accounting,
+            preparation,
         )
 
     def run(self, on_cost=None) -> RunResult:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from tff_tasks.client_files import DataFileError, Feature, FederatedFile
+from tff_tasks.hdf5_files import Hdf5Files
 
 Examples = dict[str, np.ndarray]
 
@@ -37,16 +38,19 @@ class ClientSource(abc.ABC):
 
 
 class FileSource(ClientSource):
-    """A split of a SQLite file.
+    """A split of a SQLite file, or of HDF5 files.
 
     Args:
-      file: the file.
+      file: the file or files.
       split: the split's name.
       features: the features to read of each example.
     """
 
     def __init__(
-        self, file: FederatedFile, split: str, features: Mapping[str, Feature]
+        self,
+        file: FederatedFile | Hdf5Files,
+        split: str,
+        features: Mapping[str, Feature],
     ):
         self.counts = file.clients(split)
         self._file, self._split, self._features = file, split, features
@@ -57,7 +61,7 @@ class FileSource(ClientSource):
         if found != stated:
             raise DataFileError(
                 f"{self._file.path}: client {client_id!r} of split {self._split!r} has "
-                f"{found} examples, but client_metadata says {stated}."
+                f"{found} examples, but the file says {stated}."
             )
         return read
 

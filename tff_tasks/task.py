@@ -12,7 +12,8 @@ import numpy as np
 
 from driver_kit.lazy import tf
 from driver_kit.settings import Setting
-from tff_tasks.client_files import Feature, FederatedFile
+from tff_tasks.client_files import Feature
+from tff_tasks.hdf5_files import open_files
 from tff_tasks.sources import ClientSource, Examples, FileSource
 
 
@@ -171,7 +172,7 @@ class Task(abc.ABC):
 
     def read(self, data_dir: pathlib.Path) -> dict[str, ClientSource]:
         """The splits from files."""
-        file = FederatedFile(data_dir / self.file_name)
+        file = open_files(data_dir / str(self.file_name))
         return {
             purpose: FileSource(file, split, self.features)
             for purpose, split in self.file_splits().items()

@@ -266,10 +266,12 @@ def test_errors_of_usage_look_alike(capsys):
     assert "\n" not in line
     parser = command_line.argument_parser("A.", prog="small")
     parser.add_argument("--steps", type=int)
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as raised:
         parser.parse_args(["--steps=x"])
-    *_, last = capsys.readouterr().err.splitlines()
-    assert last == "small: error: argument --steps: invalid int value: 'x'"
+    assert raised.value.code == 1
+    said = capsys.readouterr().err
+    expected = "small: error: argument --steps: invalid int value: 'x' See --help.\n"
+    assert said == expected
 
 
 @pytest.mark.parametrize("flag", ["--verbosity=0", "-verbosity=0"])

@@ -70,3 +70,11 @@ def test_epochs_beyond_the_end_are_refused(tmp_path):
         gradient_symmetry.main(
             ["x", "--dataset=synthetic", "--epochs=2", f"--output_dir={tmp_path}"]
         )
+
+
+def test_all_figures_count_epochs_alike():
+    """One set of epochs; the last is that after the last epoch of training."""
+    used = gradient_symmetry.Settings()
+    assert set(used.cosine_epochs) < set(used.scatter_epochs)
+    assert used.planes_epoch in used.scatter_epochs
+    assert max(used.scatter_epochs) == max(used.score_epochs) == used.epochs

@@ -11,6 +11,7 @@ from driver_kit import settings
 from keras_examples import batch_size, grid_results, plot_grids
 
 ABOUT = '{"name": "%s", "trained": "x", "size": 1000, "delta": 1e-5, "data": ""}'
+RUNS = "clip_norm,batch_size,learning_rate,seed,macro_accuracy\n"
 HEADER = "epochs,epsilon,clip_norm,batch_size,learning_rate,mean,min,max,runs\n"
 
 
@@ -32,6 +33,18 @@ def results(directory, name, best):
         for size, mean in ((64, 0.7), (256, 0.8), ("full", 0.6))
     ]
     (directory / "best_batch_sizes.csv").write_text(HEADER + "".join(sizes))
+    for epsilon, top in best.items():
+        # Two repeats at two rates, of which the second is the better.
+        runs = [
+            f"{clip},{size},{rate},{seed},{score - 0.3 * (rate < 0.1) + 0.02 * seed}\n"
+            for clip in (0.1, 1.0, 10.0, "auto_s")
+            for size in (64, "full")
+            for rate in (0.05, 0.1)
+            for seed in (0, 1)
+            for score in [0.9 if (clip, size) == (top, 64) else 0.6]
+        ]
+        path = grid_results.grid_path(directory, epsilon)
+        path.write_text(RUNS + "".join(runs))
     return str(directory)
 
 
@@ -51,6 +64,14 @@ def test_two_backbones_in_one_figure(tmp_path):
     assert (
         "B, 8 epochs: best clip norm 1 at epsilon 0.5, 1 at 8: not told apart" in text
     )
+    # Figure 1: the first search at its largest epsilon, the last there, and tight.
+    titles = [ax.get_title() for ax in outcome.figures["heat_maps"].axes[:3]]
+    assert [title.split("\n")[0] for title in titles] == [
+        *("A, ε = 8", "B, ε = 8", "B, ε = 0.5")
+    ]
+    assert all("best 91.0%" in title for title in titles)
+    image = outcome.figures["heat_maps"].axes[0].get_images()[0].get_array()
+    np.testing.assert_allclose(image, [[-30, 0, -30], [-30, -30, -30]], atol=1e-9)
     again = plot_grids.Settings(results=",".join(paths), labels="x; y")
     assert plot_grids.run(again).tables["best_clip_norms"][-1]["results"] == "y"
     for wrong in ({"labels": "x"}, {"labels": "x; x"}, {"results": ""}):
@@ -98,6 +119,14 @@ def test_unfinished_and_damaged_results_are_refused(tmp_path):
         table.write_text(damaged)
         with pytest.raises(settings.UsageError, match="--results="):
             grid_results.read(path)
+    found = grid_results.read(results(tmp_path / "b", "B", {8: 1.0}))
+    assert found.cells(8)[1.0, 64] == pytest.approx(0.91)
+    for damaged in ("", "a,b\n1,2\n", RUNS, RUNS + "x,64,0.1,0,0.5\n"):
+        grid_results.grid_path(tmp_path / "b", 8).write_text(damaged)
+        with pytest.raises(settings.UsageError, match="no table of runs|is empty"):
+            found.cells(8)
+    with pytest.raises(settings.UsageError, match="grid_eps_3.csv is no table"):
+        found.cells(3)
     table.unlink()
     with pytest.raises(settings.UsageError, match="a search .* that has ended"):
         grid_results.read(path)

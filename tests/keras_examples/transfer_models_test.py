@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from scipy import special
 
+import tfdpclip as dpc
 from driver_kit import settings
 from keras_examples import (
     checkpoints,
+    preprocessing,
     pretrained,
     transfer_film,
     transfer_models,
@@ -255,3 +258,30 @@ def test_weight_standardisation():
     np.testing.assert_allclose(found.mean(axis=0), 0, atol=1e-6)
     np.testing.assert_allclose(found.std(axis=0), 1, atol=1e-5)
     assert found[2, 0] == pytest.approx(math.sqrt(1.5), rel=1e-5)
+
+
+def resized_model(preprocess):
+    """A layer that enlarges images, and a dense layer that is trained."""
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((8, 8, 3)),
+            preprocess,
+            tf.keras.layers.Flatten(),
+            tf.keras.layers.Dense(2),
+        ]
+    )
+
+
+@pytest.mark.parametrize("crop", [False, True])
+def test_enlarged_images_train_as_a_batch_and_stay_apart(crop):
+    """Without the statement about the op, each example trained by itself."""
+    images = np.random.default_rng(0).uniform(0, 255, (4, 8, 8, 3)).astype(np.float32)
+    layer = preprocessing.Preprocess(16, crop)
+    dpc.testing.assert_op_flow(layer, images)
+    model = resized_model(layer)
+    optimizer = dpc.keras.DPSGD(0.1, noise_multiplier=1.0, expected_batch_size=4)
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", dpc.gradients.OneByOneWarning)
+        model.fit(images, np.zeros(4), batch_size=4, verbose=0)

@@ -56,6 +56,22 @@ def test_the_total_is_of_rounds_evaluations_and_accounting():
     ]
 
 
+def test_the_total_includes_the_preparation_of_graphs():
+    expected = cost.Cost(100, 2.0, 0, 0.0, preparation_seconds=40.0)
+    assert expected.seconds == 240
+    assert expected.lines() == [
+        "About 4 min: 100 rounds of 2 s, 0 evaluations of 0 s, 40 s to prepare graphs."
+    ]
+
+
+def test_the_sizes_of_poisson_cohorts_are_those_of_draws():
+    """Over 400 repeats, within 6 standard errors: chance fails below 1e-8."""
+    rng = np.random.default_rng(0)
+    sizes = [len(set(rng.poisson(20, 50))) for _ in range(400)]
+    error = np.std(sizes) / np.sqrt(400)
+    assert abs(np.mean(sizes) - cost.cohort_sizes(20, 50)) < 6 * error
+
+
 def test_only_evaluation_beyond_training_is_a_notice():
     assert len(cost.Cost(100, 1.0, 10, 10.0).lines()) == 1
     text = " ".join(cost.Cost(100, 1.0, 10, 10.1).lines())
@@ -79,6 +95,8 @@ def test_the_estimate_is_told_before_the_first_round(tmp_path, monkeypatch, caps
     assert before == 0 and len(rounds) == 4
     assert (expected.rounds, expected.evaluations) == (4, 2)
     assert expected.round_seconds > 0 and expected.evaluation_seconds > 0
+    # Tracing takes longer than a round of ten small clients.
+    assert expected.preparation_seconds > expected.round_seconds
     assert capsys.readouterr().out == ""
     # A run that is done takes nothing.
     program.run(config, lambda expected: told.append(expected))

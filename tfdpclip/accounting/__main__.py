@@ -35,7 +35,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import dp_accounting
-from absl import app, flags
+from absl import flags
 
 from tfdpclip import accounting, sampling
 from tfdpclip._notebook import aligned
@@ -114,15 +114,12 @@ _QUESTIONS = tuple(_command_flags.USES)
 def main(argv: Sequence[str]) -> None:
     if len(argv) != 2 or argv[1] not in _QUESTIONS:
         meant = difflib.get_close_matches("".join(argv[1:2]), _QUESTIONS, 1)
-        raise app.UsageError(
+        raise ValueError(
             f"Ask one of {', '.join(_QUESTIONS)}"
             f"{''.join(f'. Did you mean {name}?' for name in meant) or ':'} "
             f"python -m tfdpclip.accounting {(*meant, 'epsilon')[0]} --help"
         )
-    try:
-        answer(argv[1])
-    except (ValueError, dp_accounting.UnsupportedEventError) as error:
-        raise app.UsageError(str(error)) from error
+    answer(argv[1])
 
 
 def answer(question: str) -> None:
@@ -375,19 +372,16 @@ def _parse(argv: Sequence[str]) -> list[str]:
     if not _HELP.isdisjoint(argv):
         print(f"{__doc__}\n{_FLAGS.main_module_help()}{_FLAGS.get_help()}")
         sys.exit(0)
-    try:
-        argv = _FLAGS.read_flags_from_files(list(argv), force_gnu=False)
-        _command_flags.refuse_twice(argv, _FLAGS)
-        return _FLAGS(argv)
-    except (flags.Error, ValueError) as error:
-        raise app.UsageError(str(error)) from error
+    argv = _FLAGS.read_flags_from_files(list(argv), force_gnu=False)
+    _command_flags.refuse_twice(argv, _FLAGS)
+    return _FLAGS(argv)
 
 
 def run(argv: Sequence[str] | None = None) -> None:
     """Parses the arguments and answers; errors become one line and exit code 1."""
     try:
         main(_parse(sys.argv if argv is None else argv))
-    except app.UsageError as error:
+    except (flags.Error, ValueError, dp_accounting.UnsupportedEventError) as error:
         print(f"accounting: error: {error}", file=sys.stderr)
         sys.exit(1)
 

@@ -39,8 +39,13 @@ def _count(text):
 _port.__name__, _count.__name__ = "port from 1 to 65535", "whole number, 1 or more"
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.exit(1, f"worker: error: {message} See --help.\n")
+
+
 def _parser():
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m tfdpclip.federated.worker",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -92,8 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = _parser().parse_args(arguments)
     if port_in_use(given.port):
         raise SystemExit(
-            f"--port={given.port}: the port is in use. End the program there, or use "
-            f"a different port, for example --port={given.port % 65535 + 1}."
+            f"worker: error: --port={given.port}: the port is in use. End the program "
+            f"there, or use another, for example --port={given.port % 65535 + 1}."
         )
     command = [_tff.worker_binary(), f"--port={given.port}"]
     if given.concurrent_clients is not None:

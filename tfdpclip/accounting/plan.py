@@ -103,7 +103,7 @@ class BudgetPlan(ShownAsText, abc.ABC):
         if phases and not self._runs_in(phases[-1]):
             self._before = phases
             self.noise_multiplier = self._least_noise()
-        if not any(map(self._runs_in, self.ledger.phases)):
+        if not (allow_change or any(map(self._runs_in, self.ledger.phases))):
             self._refuse_other_phases()
         self._complete = True
 

@@ -170,7 +170,6 @@ def _trained(used: Settings, recipe: _Recipe, data, seed: int, ledger):
         views=used.views if of_views else 1,
         physical_batch_size=used.physical_batch_size,
         ledger=ledger,
-        allow_change=True,  # after the mean
     )
     options = {"momentum": recipe.momentum, "seed": seed}
     if recipe.clip_norm:

@@ -233,7 +233,10 @@ def test_correlated_noise_takes_weights_too():
 
 def test_a_plan_weights_by_a_cap():
     plan = federated.PrivacyPlan(4, 1e-4, 200, clients_per_round=40, rounds=6)
-    assert f"{plan.noise_multiplier / 40:.3g} clip norms on the mean" in str(plan)
+    noise = plan.noise_multiplier / 40
+    assert f"{noise:.3g} clip norms on the mean" in str(plan)
+    # The norm of the noise on n weights is the root of n times the noise of one.
+    assert f"as long as the clip with {noise**-2:,.0f} weights" in str(plan)
     made = plan.aggregator(weight_cap=10, weight_per_round=100)
     assert made.noise_multiplier == plan.noise_multiplier
     assert (made.weight_cap, made.divisor) == (10, 10)

@@ -152,12 +152,15 @@ def test_refuses_models_that_it_cannot_rebuild():
         def call(self, x):
             return self.bn(x)
 
+    # Before variables are made as well: making them would lead to no conversion.
     model = Hidden()
-    with pytest.raises(ValueError, match="no variables yet"):
+    with pytest.raises(ValueError, match="subclass of tf.keras.Model.*GroupNorm"):
         convert_batchnorm(model)
     model(tf.ones((2, 3)))
     with pytest.raises(ValueError, match="subclass of tf.keras.Model.*GroupNorm"):
         convert_batchnorm(model)
+    with pytest.raises(ValueError, match=r"no variables yet.*model\(x\[:1\]\)"):
+        convert_batchnorm(tf.keras.Sequential([L.BatchNormalization()]))
 
     wrapped = tf.keras.Sequential(
         [tf.keras.Input((2, 3)), L.TimeDistributed(L.BatchNormalization())]

@@ -80,15 +80,52 @@ class TestWhatItCosts:
         statistics.vocabulary(["a"] * 1000)
         told = dict(examples=1000, batch_size=100, epochs=1, accountant=accountant)
         alone = dpc.keras.PrivacyPlan(2.0, DELTA, **told)
-        plan = dpc.keras.PrivacyPlan(
-            2.0, DELTA, ledger=statistics.ledger, allow_change=True, **told
-        )
+        plan = dpc.keras.PrivacyPlan(2.0, DELTA, ledger=statistics.ledger, **told)
         assert plan.noise_multiplier > alone.noise_multiplier * 1.005
         assert 1.99 < plan.planned_epsilon <= 2
         event = statistics.ledger.event()
         leaves = sampling.events.leaves(event)
         deltas = [e.delta for e in leaves if hasattr(e, "delta")]
         assert deltas == [pytest.approx(DELTA / 20)]
+
+    def test_a_plan_after_statistics_continues_and_a_changed_plan_is_refused(
+        self, tmp_path
+    ):
+        statistics = made(1000, 1, 0.5, ledger=tmp_path / "ledger.json")
+        statistics.moments(np.ones(1000), low=0, high=2)
+        told = dict(examples=1000, batch_size=100, ledger=tmp_path / "ledger.json")
+        x = np.ones([1000, 1], "float32"), np.ones(1000, "float32")
+
+        def train(plan):
+            model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+            model.compile(plan.optimizer(dpc.keras.DPSGD, 0.1, clip=1.0), "mse")
+            plan.fit(model, x, epochs=1, verbose=0)
+
+        plan = dpc.keras.PrivacyPlan(2.0, DELTA, epochs=2, **told)
+        train(plan)
+        again = dpc.keras.PrivacyPlan(2.0, DELTA, epochs=2, **told)
+        assert again.noise_multiplier == plan.noise_multiplier
+        # The steps of a training phase are no release: a change needs consent.
+        with pytest.raises(PrivacyMismatchError, match="allow_change=True"):
+            dpc.keras.PrivacyPlan(2.0, DELTA, epochs=3, **told)
+        train(again)
+        assert 1.99 < again.statement().epsilon <= 2
+        assert again.finished
+
+    def test_a_budget_after_statistics_counts_them(self):
+        statistics = made(1000, 1, 0.5)
+        statistics.moments(np.ones(1000), low=0, high=2)
+        x = np.ones([1000, 1], "float32"), np.ones(1000, "float32")
+        batches = sampling.Poisson(0.1).batches(x)
+        budget = dpc.keras.PrivacyBudget(5.0, DELTA, batches, ledger=statistics.ledger)
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+        optimizer = dpc.keras.DPSGD(
+            0.1, clip=1.0, noise_multiplier=2.0, expected_batch_size=100
+        )
+        model.compile(optimizer, "mse")
+        model.fit(batches, epochs=1, callbacks=[budget], verbose=0)
+        alone = dpc.accounting.epsilon(2.0, 10, batches.scheme, delta=DELTA)
+        assert budget.statement().epsilon > alone
 
     def test_another_release_than_planned_is_refused_and_draws_nothing(self):
         statistics = made()
@@ -458,9 +495,7 @@ class TestPeople:
         statistics.vocabulary(["a"] * 3000)
         assert statistics.epsilon <= 0.5
         told = dict(examples=1000, batch_size=100, epochs=1, ledger=statistics.ledger)
-        plan = dpc.keras.PrivacyPlan(
-            2.0, DELTA, per_person=2, allow_change=True, **told
-        )
+        plan = dpc.keras.PrivacyPlan(2.0, DELTA, per_person=2, **told)
         assert 1.99 < plan.planned_epsilon <= 2
         assert statistics.ledger.statement().unit.startswith("one person")
         assert "of each person" in str(statistics.ledger.statement())

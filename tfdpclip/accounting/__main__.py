@@ -31,7 +31,7 @@ import difflib
 import itertools
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import dp_accounting
@@ -177,32 +177,26 @@ nothing in common, and not shorter if they are alike: the clip norm of people ma
 smaller by the same factor, and so may their noise."""
 
 
-def _epsilon(scheme) -> list[Row]:
-    rows = []
+def _epsilon(scheme) -> Iterator[Row]:
     for z, steps in itertools.product(_numbers("noise_multiplier"), _all_steps(scheme)):
         spent = accounting.epsilon(z, steps, scheme, **_options())
-        rows.append(_row(scheme, steps, z, spent))
-    return rows
+        yield _row(scheme, steps, z, spent)
 
 
-def _noise(scheme) -> list[Row]:
-    rows = []
+def _noise(scheme) -> Iterator[Row]:
     for target, steps in itertools.product(_numbers("epsilon"), _all_steps(scheme)):
         z = accounting.noise_multiplier(
             epsilon=target, steps=steps, sampling=scheme, **_options()
         )
-        rows.append(_row(scheme, steps, z, target))
-    return rows
+        yield _row(scheme, steps, z, target)
 
 
-def _steps(scheme) -> list[Row]:
-    rows = []
+def _steps(scheme) -> Iterator[Row]:
     for target, z in _product("epsilon", "noise_multiplier"):
         steps = accounting.steps_for(
             epsilon=target, noise_multiplier=z, sampling=scheme, **_options()
         )
-        rows.append(_row(scheme, steps, z, target))
-    return rows
+        yield _row(scheme, steps, z, target)
 
 
 def _cohort_row(target: float, rounds: float) -> Row:
@@ -251,7 +245,7 @@ def _people_rows(per_person: float, size: float, target: float, steps: float):
         "people": (sampling.Poisson(rate), rate * people),
         "examples": (sampling.CappedPoisson(rate, most), size),
     }
-    rows, noises = [], []
+    noises = []
     for way, (scheme, clipped) in ways.items():
         z = accounting.noise_multiplier(
             epsilon=target, steps=count, sampling=scheme, **_options("person")
@@ -268,8 +262,7 @@ def _people_rows(per_person: float, size: float, target: float, steps: float):
             "times that of people": f"{noises[-1] / noises[0]:.4g}",
             "epsilon": f"{target:.6g}",
         }
-        rows.append((cells, scheme))
-    return rows
+        yield cells, scheme
 
 
 def _row(scheme, steps: int, z: float, epsilon: float) -> Row:

@@ -30,6 +30,8 @@ ALIASES = {
     "examples": "population",
     "N": "population",
     "noise": "noise_multiplier",
+    "num_epochs": "epochs",
+    "number_of_examples": "population",
 }
 _REPLACE_ONE = ("fixed_size", "with_replacement", "shuffled")
 

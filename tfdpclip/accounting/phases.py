@@ -301,10 +301,11 @@ class Phase:
 
         Args:
           new: The phase that is to follow.
-          change: Whether the caller means the settings to change.
+          change: Whether the caller means the settings to change. Training after a
+            release needs no consent.
 
         Raises:
-          PrivacyMismatchError: If the settings differ and `change` is False, or if the
+          PrivacyMismatchError: If the settings differ without consent, or if the
             neighbouring relations differ, or only one of them is about people.
         """
         relations = [p.sampling.neighboring_relation for p in (self, new)]
@@ -326,6 +327,8 @@ class Phase:
         # A new physical batch size changes only the capacity, which needs no consent.
         if "sampling" in differing and _same_rate(self.sampling, new.sampling):
             differing.remove("sampling")
+        # Training after a release always differs from it, which is no mistake.
+        change = change or bool(self.release and not new.release)
         if differing and not change:
             changes = "; ".join(
                 f"{name} was {before[name]!r}, now {now[name]!r}" for name in differing

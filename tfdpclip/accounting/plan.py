@@ -93,7 +93,9 @@ class BudgetPlan(ShownAsText, abc.ABC):
         #: The ledger of the steps that ran.
         self.ledger = Ledger.open(ledger, delta, accountant)
         self._allow_change = _arguments.boolean("allow_change", allow_change)
-        phases = copy.deepcopy(self.ledger.phases) if allow_change else []
+        released = any(phase.release for phase in self.ledger.phases)
+        counted = self.ledger.phases if allow_change or released else []
+        phases = copy.deepcopy(counted)
         # Phases of earlier plans. The last may be this run's, of an earlier process.
         self._before = phases[:-1]
         #: z: the least noise with which the whole run stays within the budget.
@@ -101,7 +103,7 @@ class BudgetPlan(ShownAsText, abc.ABC):
         if phases and not self._runs_in(phases[-1]):
             self._before = phases
             self.noise_multiplier = self._least_noise()
-        elif not any(map(self._runs_in, self.ledger.phases)):
+        if not (allow_change or any(map(self._runs_in, self.ledger.phases))):
             self._refuse_other_phases()
         self._complete = True
 
@@ -172,7 +174,8 @@ class BudgetPlan(ShownAsText, abc.ABC):
     def planned_epsilon(self) -> float:
         """The epsilon of the planned run: the budget, or very little less.
 
-        With `allow_change`, it includes the earlier phases of the ledger.
+        It includes releases before the run in the ledger and, with `allow_change`,
+        all earlier phases.
         """
         event = dp_accounting.ComposedDpEvent(
             [part.event() for part in (*self._before, self._planned())]

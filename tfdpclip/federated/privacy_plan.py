@@ -295,6 +295,7 @@ class PrivacyPlan(BudgetPlan):
         """Does nothing: TFF's processes keep no count of rounds to compare with."""
 
     def _facts(self) -> list[tuple[str, str]]:
+        noise = self.noise_multiplier / self._divisor
         facts = [
             (
                 "draws",
@@ -304,8 +305,8 @@ class PrivacyPlan(BudgetPlan):
             ("runs", f"{self.rounds:,} rounds"),
             (
                 "noise",
-                f"multiplier {self.noise_multiplier:.4g}, "
-                f"{self.noise_multiplier / self._divisor:.3g} clip norms on the mean",
+                f"multiplier {self.noise_multiplier:.4g}, {noise:.3g} clip norms on "
+                f"the mean: as long as the clip with {noise**-2:,.0f} weights",
             ),
         ]
         return facts + self._facts_of_release()

@@ -45,8 +45,8 @@ def check_built(model):
         raise ValueError(f"model must be a Keras model, got {type(model).__name__}.")
     if not model.built:
         raise ValueError(
-            f"model {model.name!r} has no variables yet: call it on a batch, or "
-            "model.build(input_shape), and load its weights first."
+            f"model {model.name!r} has no variables yet: call it on a batch, as by "
+            "model(x[:1]), or model.build(input_shape), and load its weights first."
         )
 
 
@@ -103,6 +103,13 @@ def convert_batchnorm(model: tf.keras.Model, groups: int = 32) -> tf.keras.Model
     """
     if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
         raise ValueError(f"groups must be an integer, 1 or above, got {groups!r}.")
+    if isinstance(model, tf.keras.Model) and not _can_convert(model):
+        raise ValueError(
+            f"model {model.name!r} is a subclass of tf.keras.Model, and only its code "
+            "defines its structure: in the code, write "
+            "tf.keras.layers.GroupNormalization(8) for BatchNormalization(), with any "
+            "number that divides the channels."
+        )
     check_built(model)
     if not any(_is_batchnorm(layer) for layer in _compat.layers_of(model)):
         raise ValueError("model has no BatchNormalization: use it without conversion.")
@@ -147,12 +154,6 @@ class _Conversion:
 
     def of(self, model):
         """Rebuilds the model from the converted layers."""
-        if not _can_convert(model):
-            raise ValueError(
-                f"model {model.name!r} is a subclass of tf.keras.Model, and only its "
-                "code defines its structure: in the code, write "
-                "tf.keras.layers.GroupNormalization(groups) for BatchNormalization()."
-            )
         converted = _compat.cloned(model, self._layer)
         if not converted.built and model.built:
             converted.build(model.input_shape)

@@ -133,6 +133,7 @@ class PrivacyPlan(BudgetPlan):
       allow_change: Whether the plan may follow other phases in its ledger: phases of
         another plan or another clip rule. `epsilon` then covers both the ledger's
         earlier steps and this run, and the noise is the least that keeps within it.
+        Statistics that were released into the ledger before need no `allow_change`.
       secret: A file from which correlated noise continues, as in `PrivacyBudget`.
       **others: None; errors say where an optimizer's settings belong.
 

@@ -72,16 +72,15 @@ class PrivateVocabulary:
 class PrivateStatistics(ShownAsText):
     """Releases means, variances and vocabularies of private data, out of a budget.
 
-        ledger = dpc.accounting.Ledger(delta=1e-5)
         statistics = dpc.keras.PrivateStatistics(
-            epsilon=0.5, delta=1e-5, examples=len(ages), releases=2, ledger=ledger)
+            epsilon=0.5, delta=1e-5, examples=len(ages), releases=2)
         age = statistics.moments(ages, low=0, high=100)
         normalize = tf.keras.layers.Normalization(mean=age.mean, variance=age.variance)
         city = statistics.vocabulary(cities)
         lookup = tf.keras.layers.StringLookup(vocabulary=city.tokens)
         plan = dpc.keras.PrivacyPlan(
             epsilon=3, delta=1e-5, examples=len(ages), batch_size=256, epochs=20,
-            ledger=ledger, allow_change=True)  # 3 is for both
+            ledger=statistics.ledger)  # 3 is for both
 
     Statistics that layers learn by `adapt`, and class weights or a mean for missing
     values computed from the data, are releases without noise, which no epsilon covers.

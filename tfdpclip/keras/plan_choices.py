@@ -28,8 +28,8 @@ _WALK, _FEW_WEIGHTS, _LINEAR, _EMBEDDED = 0.4, 10_000, 1.5, 3.0
 # Below this noise on a weight of the mean of all gradients, in clip norms, the walk of
 # convolutions is shorter: 0.2 for 60,000 images at epsilon 3, not 0.1 and not 0.4.
 _LITTLE_NOISE = 1.5e-4
-# What eleven held out tasks learned by this noise: the median and the least percentage of
-# what plain training gains over guessing (docs/results/nothing_to_tune/held_out.csv).
+# What eleven held out tasks learned by this noise: the median and the least share of
+# what plain training gains over guessing, in percent (held_out.csv of the results).
 _LEARNED = ((2e-4, 96, 78), (1e-3, 94, 51), (4e-3, 87, 72))
 # A rate this many times above or below the plan's is worth a warning. Adam's usual
 # 0.001 is 12 to 18 times below, and learns slowly.

@@ -60,7 +60,7 @@ RAGGED = (
     "longest row of the batch. Pad every batch to one length: "
     "TextVectorization(output_sequence_length=100) or "
     "rows.to_tensor(shape=[None, 100]), and leave the padding out by "
-    "Embedding(mask_zero=True). Longer rows are cut."
+    "Embedding(..., mask_zero=True). Longer rows are cut."
 )
 # A pattern in the name of an op: a layer of experts, or of a router.
 _IN_ROUTER = "(?i)(^|[/_])(moe|router|routing|experts?)([/_]|$)|load_balanc"

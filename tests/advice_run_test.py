@@ -314,7 +314,6 @@ NO_LINES = {
         "DP(Sequential|Model)",
         "LookupTable(Insert|Import)",
         "Queue(En|De)",
-        "Ragged(Reduce|Expand|Gather|TensorToTensor)",
         "tf.add_n(total_loss_mean_values)",
     ],
     "arithmetic in a sentence": [

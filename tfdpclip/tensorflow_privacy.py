@@ -50,8 +50,8 @@ _CLASSES = {
     r"\w*Quantile\w*Query": "clip=dpc.QuantileClip(0.5, initial_norm=0.1)",
     r"Nested\w*Query": "clip=dpc.LayerwiseClip(dpc.FixedClip(1.0))",
     r"Distributed\w*Query": (
-        "dpc.federated.clipped_mean(1.1, clients_per_round=100, clip=1.0, "
-        'noise="distributed", secure=True)'
+        'dpc.federated.clipped_mean(1.1, 100, clip=1.0, noise="distributed", '
+        "minimum_clients=80, secure=True)"
     ),
     r"NoPrivacy\w*Query": "clip=dpc.FixedClip(1.0), with noise_multiplier=0.0",
     r"(\w*(Gaussian|Normalized|Sum)\w*|DP)Query": (

@@ -3,6 +3,7 @@
 A failure in the middle of a run tells that the record was drawn.
 """
 
+import re
 import traceback
 
 import numpy as np
@@ -397,22 +398,35 @@ def test_a_map_that_fails_on_a_record_is_an_error_before_a_draw(place):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mapped", [False, True])
-def test_values_of_records_that_are_read_one_by_one_are_in_no_message(mapped):
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_step_that_fails_on_a_record_is_counted_without_its_values(
+    streamed, mapped, tmp_path
+):
+    """The failure tells that the record was drawn, so the step is no free step."""
     lookup, values = list(lookups(0))[0]
     data = tf.data.Dataset.from_tensor_slices((values[-9:], np.zeros(9, "float32")))
-    plan = dpc.keras.PrivacyPlan(8, 1e-3, examples=9, batch_size=9, epochs=1)
+    options = {"sampling": "random_allocation"} if streamed else {}
+    plan = dpc.keras.PrivacyPlan(8, 1e-3, 9, batch_size=3, epochs=9, **options)
     inputs = tf.keras.Input((), dtype="int64" if mapped else "string")
     ids = inputs if mapped else lookup(inputs)
     outputs = L.Dense(1)(L.Embedding(3, 2)(ids))
     model = tf.keras.Model(inputs, outputs)
     model.compile(plan.optimizer(dpc.keras.DPSGD, 0.1), "mse")
+    if streamed:
+        data = dpc.sampling.Stream(data, examples=9, folder=tmp_path)
     batches = plan.batches(data)
     if mapped:
         batches = batches.map(lambda x, y: (lookup(x), y))
     with pytest.raises(ValueError, match="num_oov_indices=1") as caught:
-        model.fit(batches, verbose=0, callbacks=plan.callbacks)
+        model.fit(batches, epochs=9, verbose=0, callbacks=plan.callbacks)
     shown = "".join(traceback.format_exception(caught.value))
-    assert "secret" not in shown
+    assert "secret" not in shown and "lookup" in shown
+    done = int(re.search("after ([0-9]+) steps, and the step that", shown).group(1))
+    assert done == plan.ledger.steps and plan.ledger.reserved == 1
+    stated = dpc.accounting.epsilon(
+        plan.noise_multiplier, done + 1, batches.scheme, delta=1e-3
+    )
+    assert plan.ledger.epsilon() == pytest.approx(stated, rel=1e-6)
 
 
 def test_a_vocabulary_larger_than_its_table_is_an_error_before_a_draw():

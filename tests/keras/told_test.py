@@ -440,7 +440,20 @@ def while_loop(step, x, y):
     tf.while_loop(lambda i: i < 2, again, [tf.constant(0)])
 
 
+def call_twice(step, x, y):
+    """One trace of the step, and two calls."""
+    step = tf.function(step)
+    step(x, y)
+    step(x, y)
+
+
+def call_within(step, x, y):
+    tf.function(call_twice)(step, x, y)
+
+
 LOOPS = {
+    "twice": call_twice,
+    "within": call_within,
     "for": counted,
     "while": while_loop,
     "function": lambda step, x, y: while_loop(tf.function(step), x, y),
@@ -462,6 +475,24 @@ def test_steps_on_a_batch_in_a_loop_are_told_while_the_step_is_traced(name):
     with pytest.raises(dpc.accounting.PrivacyMismatchError, match="or in a loop, on"):
         model.fit(batches, **arguments)
     assert plan.ledger.steps == 0 and int(model.optimizer.iterations) == 0
+
+
+@pytest.mark.parametrize("within", [call_twice, counted])
+def test_two_steps_within_a_function_on_a_draw_of_a_loop_are_counted_as_such(within):
+    """The function around the step hides the second call until the step has run."""
+    scheme = dpc.sampling.Poisson(0.05)
+    batches, model = scheme.batches((X, Y)), dense()
+    ledger = dpc.accounting.Ledger(delta=1e-3)
+    ledger.begin(noise_multiplier=1.1, sampling=batches)
+    optimizer = dpc.keras.DPSGD(0.1, noise_multiplier=1.1, expected_batch_size=3.2)
+    optimizer.build(model.trainable_variables)
+    step, (x, y, w) = step_of(model, optimizer), next(iter(batches))
+    error = r"private optimizers made 2.*step\(\): around one step of one optimizer"
+    with pytest.raises(dpc.accounting.PrivacyMismatchError, match=error):
+        with ledger.step():
+            tf.function(lambda x, y: within(lambda x, y: step(x, y, w), x, y))(x, y)
+    once = dpc.accounting.epsilon(1.1 / 2**0.5, 1, scheme, delta=1e-3)
+    assert ledger.epsilon() >= once
 
 
 def test_callbacks_that_a_tuner_copies_are_told_of_a_plan_for_each_trial():

@@ -56,18 +56,20 @@ class Scattering(tf.keras.layers.Layer):
         return {**super().get_config(), **sizes}
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
+        if len(input_shape) != 4 or None in input_shape[1:]:
+            raise ValueError(
+                "Scattering needs images of shape [batch, height, width, channels] of "
+                f"a fixed size, got {input_shape}. For images without channels, write "
+                "tf.keras.layers.Reshape((height, width, 1)) before the layer."
+            )
         batch, height, width, channels = input_shape
         step, pairs = 2**self.scales, self.scales * (self.scales - 1) // 2
         count = 1 + self.scales * self.angles + self.angles**2 * pairs
         return batch, -(-height // step), -(-width // step), channels * count
 
     def call(self, inputs: Any) -> Any:
-        if len(inputs.shape) != 4 or None in inputs.shape[1:]:
-            raise ValueError(
-                "Scattering needs images of shape [batch, height, width, channels] of "
-                f"a fixed size, got {inputs.shape}. For images without channels, write "
-                "tf.keras.layers.Reshape((height, width, 1)) before the layer."
-            )
+        # Keras 3 asks for the shape before it calls, and Keras 2 does not ask.
+        self.compute_output_shape(inputs.shape)
         channels = inputs.shape[3]
         images = _one_channel_each(inputs)
         averages = [_average(images, self.scales)]

@@ -55,12 +55,17 @@ LOOKUP = (
     'tf.keras.layers.CategoryEncoding(n, output_mode="multi_hot"), which keeps '
     "examples apart."
 )
+OWN_NUMBER = (
+    "Divide each example's sum by its own number: axis=-1 in both tf.reduce_sum, "
+    "axis=(1, 2, 3) of images; or, where Keras divides by a mask, compile with "
+    "loss=dpc.keras.PerExampleLoss(tf.keras.losses.MeanSquaredError())."
+)
 RAGGED = (
     "Rows of different lengths are in one list of all the examples, or padded to the "
     "longest row of the batch. Pad every batch to one length: "
     "TextVectorization(output_sequence_length=100) or "
     "rows.to_tensor(shape=[None, 100]), and leave the padding out by "
-    "Embedding(mask_zero=True). Longer rows are cut."
+    "Embedding(..., mask_zero=True). Longer rows are cut."
 )
 # A pattern in the name of an op: a layer of experts, or of a router.
 _IN_ROUTER = "(?i)(^|[/_])(moe|router|routing|experts?)([/_]|$)|load_balanc"
@@ -89,6 +94,7 @@ def _of(types: str, text: str, names: str = "") -> _Advice:
     return _Advice(text, frozenset(types.split()), names)
 
 
+_IN_RAGGED = "(^|/)Ragged(Reduce|Expand|Gather|TensorToTensor)"
 # The first entry that fits is given. Layers come before ops: the advice is closer.
 _TABLE = (
     _of("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3", BATCH_NORM),
@@ -101,7 +107,7 @@ _TABLE = (
         "tf.reduce_sum(tf.one_hot(x, depth), axis=1), for x of shape [batch, entries].",
     ),
     _of("Sum Mean Mul RealDiv MatMul", ROUTER, _IN_ROUTER),
-    _of("", RAGGED, "(^|/)Ragged(Reduce|Expand|Gather|TensorToTensor)"),
+    _of("", RAGGED, _IN_RAGGED),
     _of(
         "TopK TopKV2",
         "It puts the losses, or further numbers, of all the examples in order: all of "
@@ -202,6 +208,16 @@ def of_structure(op: tf.Operation, coupled: tf.Operation | None) -> str:
             if row.fits(found) and (row.names or found.type.endswith(_PRODUCTS)):
                 return row.text
     return FIX
+
+
+def of_divisor(behind: Iterable[tf.Operation]) -> str:
+    """The sentence with a line to write in the place of a divisor of the batch.
+
+    Args:
+      behind: the ops that the divisor depends on.
+    """
+    ragged = any(re.search(_IN_RAGGED, op.name) for op in behind)
+    return RAGGED if ragged else OWN_NUMBER
 
 
 _PRODUCTS = ("MatMul", "MatMulV2", "MatMulV3", "Einsum")

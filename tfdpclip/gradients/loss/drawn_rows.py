@@ -64,7 +64,7 @@ _TWICE = (
     + TWO_NETWORKS
     + see("two-steps-on-one-draw")
 )
-_IN_ONE_STEP = (
+IN_ONE_STEP = (
     "train_step calls minimize more than once, or in a loop, on one batch: two steps "
     "of noise multiplier z on one draw are one step of z / sqrt(2). Add up the losses, "
     "such as those of an image's captions, and call minimize once:\n"
@@ -340,10 +340,10 @@ def refuse_second_in_fit(graph: tf.Graph, optimizer: str) -> None:
     """
     weights = tf.nest.flatten(_CURRENT.weights[-1:])
     if weights and None not in weights and not any(map(_tf_private.is_eager, weights)):
-        _refuse_second(graph, weights, _IN_ONE_STEP, optimizer)
+        _refuse_second(graph, weights, IN_ONE_STEP, optimizer)
         while _tf_private.is_function_graph(graph) and graph is not weights[0].graph:
             if _tf_private.is_loop_body(graph):
-                raise PrivacyMismatchError(_IN_ONE_STEP)
+                raise PrivacyMismatchError(IN_ONE_STEP)
             graph = graph.outer_graph
 
 

@@ -20,8 +20,9 @@ from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA, PUBLIC, SIZE
 from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.known import static_number
+from tfdpclip.gradients.graph.walks import ancestors
 from tfdpclip.gradients.loss import loss_checks, size_uses
-from tfdpclip.gradients.loss.advice import FIX, of_structure
+from tfdpclip.gradients.loss.advice import FIX, of_divisor, of_structure
 from tfdpclip.gradients.loss.loss_checks import BY_BATCH
 from tfdpclip.gradients.loss.misplaced_weights import refuse_weights
 from tfdpclip.gradients.loss.padding import any_present, weights_mask
@@ -376,10 +377,8 @@ class _Walker:
         raise LossStructureError(
             f"The loss is scaled by {factor.name!r} in {op.name!r}, which depends on "
             "the data of the whole batch (such as a mean over unmasked entries), and "
-            "so would each gradient. Divide each example's sum by its own number: "
-            "axis=-1 in both tf.reduce_sum, axis=(1, 2, 3) of images; or, where Keras "
-            "divides by a mask, compile with loss=dpc.keras.PerExampleLoss("
-            "tf.keras.losses.MeanSquaredError())."
+            "so would each gradient. "
+            + of_divisor(ancestors([factor]))
             + see("losses-that-divide-by-the-batch")
         )
 

@@ -226,7 +226,7 @@ class FitWatch:
                 self._step.in_place(self._batches),
                 _explain_added_losses(),
                 _explain_kept_traces(),
-                _hide_values(),
+                _hide_values(done),
                 explain_lost_workers(several),
                 explain_cancelled_replicas(1 if several else self._replicas),
             ):
@@ -611,8 +611,11 @@ def _explain_kept_traces() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _hide_values() -> Iterator[None]:
-    """Keeps the values of a drawn record out of the error of a failed assertion."""
+def _hide_values(done: int) -> Iterator[None]:
+    """Keeps the values of a drawn record out of the error of a failed assertion.
+
+    The step stays reserved, and so counted: its failure tells who was drawn.
+    """
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
@@ -623,8 +626,9 @@ def _hide_values() -> Iterator[None]:
     else:
         return
     raise ValueError(
-        f"A drawn record fails {name!r}; its values are not shown, as they would tell "
-        "who was drawn. Give values that a vocabulary lacks an entry: "
+        f"A drawn record fails {name!r} after {done} steps, and the step that failed "
+        "is counted; its values are not shown, as they would tell who was drawn. Give "
+        "values that a vocabulary lacks an entry: "
         "num_oov_indices=1 of the lookup, and one more row in the layer behind it. "
         "Change other values before batches are drawn." + see("numbers-out-of-range")
     )

@@ -14,8 +14,10 @@ import tensorflow as tf
 
 from tfdpclip import _keras_marks, _tf_private
 from tfdpclip._docs import TracedError, see
+from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.gradients.loss import drawn_rows
 from tfdpclip.keras import _compat, loss_shapes
+from tfdpclip.keras.watching.step_search import has_several_steps
 from tfdpclip.sampling.batches import Batches
 
 # The beginning of Python's error if a `train_step` unpacks (x, y) from (x, y, weights).
@@ -61,9 +63,12 @@ class FollowedStep:
                 fitted = loss_shapes.fitted_weights(model, *data[1:])
                 return step((*data[:2], fitted))
             try:
-                return step(data)
+                logs = step(data)
             except (AttributeError, TypeError, ValueError) as error:
                 fewer = _as_taken(data, error, self.batches)
+            else:
+                _refuse_second_call(self.graph, model.optimizer)
+                return logs
             return step(fewer)
 
     @contextlib.contextmanager
@@ -85,6 +90,21 @@ class FollowedStep:
             del attributes["train_step"]
             if self._given is not None:
                 attributes["train_step"], self._given = self._given, None
+
+
+@tf.autograph.experimental.do_not_convert
+def _refuse_second_call(graph: tf.Graph | None, optimizer: Any) -> None:
+    """Raises if a `tf.function` with the private step is called again on one element.
+
+    The second call makes no trace, so the step itself cannot know of it. Replicas have
+    a call each.
+    """
+    history = getattr(optimizer, "_step_history", None)
+    if graph is None or history is None or tf.distribute.in_cross_replica_context():
+        return
+    replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+    if replicas == 1 and has_several_steps(graph, history.identity):
+        raise PrivacyMismatchError(drawn_rows.IN_ONE_STEP)
 
 
 def followed_step(model: tf.keras.Model) -> FollowedStep:

@@ -387,6 +387,13 @@ def find_altered_data(
     return search.other
 
 
+def has_several_steps(graph: Any, identity: str) -> bool:
+    """Whether functions with the private step inside are called more than once."""
+    definition = graph.as_graph_def()
+    search = _AlteredDataSearch(definition.library, identity.encode())
+    return search.has_several_steps(definition.node)
+
+
 ALTERED_DATA = (
     "A function or a branch with the private step inside gets more than data: it gets "
     "the result of {}. Examples may have been combined there, unseen by the proof; and "
@@ -527,6 +534,13 @@ class _AlteredDataSearch(Search):
                 given[place] = _DATA
                 use._enter(name, given)
                 self.other = self.other or (made if use.found else None)
+
+    def has_several_steps(self, nodes: Any) -> bool:
+        calls = [set(filter(self._is_private, self.called_by(n) or [])) for n in nodes]
+        return len(list(filter(None, calls))) > 1 or any(
+            self.has_several_steps(self._functions[name].node_def)
+            for name in set().union(*calls)
+        )
 
     def _is_private(self, name: str) -> bool:
         """Whether a function, or a function that it calls, contains the update."""

@@ -273,6 +273,7 @@ COMPLETED = {
 
 # Parts of sentences, not lines to write: by the reason.
 NO_LINES = {
+    "a pattern of names of ops": ["Ragged(Reduce|Expand|Gather|TensorToTensor)"],
     "a scheme, matrix, rule or layer that a sentence is about": [
         "MySchedule(...)",
         "RoundBudget.round()",
@@ -478,6 +479,15 @@ def _cases():
     for line in sorted(set(LINES) - set(_REASONS)):
         slow = [pytest.mark.slow] if _SLOW.search(line) else []
         yield pytest.param(line, id=line[:60], marks=slow)
+
+
+@pytest.fixture(autouse=True)
+def settings_of_the_process():
+    """Puts back what a line sets for the whole process."""
+    policy = tf.keras.mixed_precision.global_policy()
+    yield
+    tf.keras.mixed_precision.set_global_policy(policy)
+    tf.config.run_functions_eagerly(False)
 
 
 @pytest.mark.parametrize("line", _cases())

@@ -141,7 +141,7 @@ def test_an_execution_longer_than_the_budget_is_refused():
     batches, optimizer = poisson(), Optimizer()
     budget = PrivacyBudget(_epsilon(2.0, 3, batches) + 1e-6, DELTA, batches)
     model = model_of(optimizer, steps_per_execution=5)
-    with pytest.raises(ValueError, match="room for 3 steps.*Lower steps_per_execution"):
+    with pytest.raises(ValueError, match="room for 3 steps.*lower steps_per_execution"):
         model.fit(batches, verbose=0, callbacks=[budget])
     assert optimizer.iterations.numpy() == 0
 

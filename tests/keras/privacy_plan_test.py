@@ -203,12 +203,13 @@ def test_a_second_plan_on_a_used_ledger_is_an_error_of_the_constructor():
 
 def test_a_plan_says_that_its_run_is_finished(tmp_path):
     path = tmp_path / "ledger.json"
-    plan = plan_of(ledger=path)
+    plan = plan_of(ledger=path, batch_size=20)
     assert not plan.finished
-    counted(plan, plan.steps - 1)
-    assert not plan.finished and not plan_of(ledger=path).finished
-    plan.ledger.record(1)
-    assert plan.finished and plan_of(ledger=path).finished
+    assert plan.steps_per_execution > 1
+    counted(plan, plan.steps - plan.steps_per_execution)
+    assert not plan.finished and not plan_of(ledger=path, batch_size=20).finished
+    plan.ledger.record(1)  # No execution of steps is left, as after a kill.
+    assert plan.finished and plan_of(ledger=path, batch_size=20).finished
     after = plan_of(epsilon=5, batch_size=50, ledger=path, allow_change=True)
     assert not after.finished
 
@@ -222,6 +223,20 @@ def test_a_finished_job_that_starts_again_is_told_so(tmp_path):
     with pytest.raises(ValueError, match=match):
         trained(again)
     assert again.finished
+
+
+@pytest.mark.slow
+def test_a_killed_job_that_ends_a_step_early_is_told_so(tmp_path):
+    path = tmp_path / "ledger.json"
+    plan = plan_of(ledger=path, batch_size=20)
+    clip = plan.optimizer(dpc.keras.DPSGD, learning_rate=0.1).clip
+    z = plan.noise_multiplier
+    plan.ledger.begin(noise_multiplier=z, sampling=plan.scheme, clip=clip)
+    plan.ledger.record(plan.steps - 1)
+    assert plan.finished
+    match = "leaves room for 1 steps.* the run is finished.*lower steps_per_execution"
+    with pytest.raises(ValueError, match=match):
+        trained(plan_of(ledger=path, batch_size=20), executed=2)
 
 
 @pytest.mark.slow

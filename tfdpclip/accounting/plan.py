@@ -118,14 +118,20 @@ class BudgetPlan(ShownAsText, abc.ABC):
             last.check_continued(planned, self._allow_change)
 
     @property
+    def _at_a_time(self) -> int:
+        """The number of steps that run at a time."""
+        return 1
+
+    @property
     def finished(self) -> bool:
         """Whether all planned steps have run, as the ledger counts them.
 
-        A job that may be started again after its end loads the model that it saved, and
+        A run that was killed may end a few steps before, fewer than run at a time. A
+        job that may be started again after its end loads the model that it saved, and
         trains `if not plan.finished`.
         """
         before = sum(phase.steps for phase in self._before)
-        return self.ledger.steps - before >= self.steps
+        return self.ledger.steps - before > self.steps - self._at_a_time
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(self, "_complete") and name[0] != "_" and name in vars(self):

@@ -527,6 +527,10 @@ class PrivacyPlan(BudgetPlan):
             return 1
         return chosen_execution(self.steps // self.epochs * self.accumulation_steps)
 
+    @property
+    def _at_a_time(self) -> int:
+        return max(1, self.steps_per_execution // self.accumulation_steps)
+
     def fit(
         self,
         model: tf.keras.Model,

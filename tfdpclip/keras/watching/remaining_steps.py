@@ -119,14 +119,14 @@ class RemainingSteps:
             )
         if z == 0:
             return f"{message} noise_multiplier is 0, which is not private."
-        if left:
-            return f"{message} Lower steps_per_execution."
         if self._ledger.steps and not unseen:
             message += (
                 " If this job was started again after its last epoch, the run is "
                 "finished: load the model that it saved, and train only "
                 "'if not plan.finished:'."
             )
+        if left:
+            return f"{message} To run the rest, lower steps_per_execution."
         return (
             f"{message} For more steps, raise noise_multiplier ({z:g}) or the budget; "
             "give a PrivacyPlan the epochs of all calls of fit, or a larger epsilon."

@@ -37,14 +37,14 @@ class Gated(L.Layer):
 
 
 class Penalised(L.Layer):
-    """Its losses are gated, and its outputs are not."""
+    """Its losses, the larger part, are gated, and its outputs are not."""
 
     def __init__(self, gate):
         super().__init__()
         self._gate = gate
 
     def call(self, x):
-        self.add_loss(tf.reduce_mean(tf.square(self._gate(x))))
+        self.add_loss(30 * tf.reduce_mean(tf.square(self._gate(x))))
         return x
 
 

@@ -164,7 +164,7 @@ def test_a_second_fit_goes_on_counting():
     assert history.history["epsilon"] == [_epsilon_after_unseen(30, 10, batches)]
     assert "30 steps ran before they were recorded" in str(third.statement())
     finite = PrivacyBudget(5.0, DELTA, batches)
-    with pytest.raises(ValueError, match="40 of them ran where the ledger did not see"):
+    with pytest.raises(ValueError, match="40 of them ran without this ledger"):
         model.fit(batches, verbose=0, callbacks=[finite])
 
 

@@ -122,7 +122,7 @@ class Progress(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         del logs
         # After a kill some steps ran in another process.
-        done = 0 if self.model is None else int(self.model.optimizer.iterations)
+        done = 0 if self.model is None else int(self.model.optimizer.iterations.numpy())
         self._batches = done * self._pieces
         self._progress = progress.Progress(
             self._title, self._steps, done, stream=self._stream

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpclip import _arguments
+from tfdpclip._docs import see
 from tfdpclip._outside import outside_of_functions
 from tfdpclip.noise import GaussianNoise
 from tfdpclip.noise.runs import CorrelatedNoise
@@ -19,7 +20,7 @@ _MOST_REPLICAS = 2**31
 _APART = (
     "Correlated noise: a step was cut short on a replica, so the noise of the replicas "
     "belongs to different steps. Begin another matrix, as every call of fit with "
-    "PrivacyBudget does."
+    "PrivacyBudget does." + see("several-replicas")
 )
 
 

@@ -353,6 +353,7 @@ def apply_to_batch(
                 f"must keep the batch's {named}, one for each record."
             )
         message = f"map_batches: {name} must keep the batch's {named}."
+        message += see("rows-that-fill-a-batch-up")
         wanted = tf.shape(weight)[0]
         check = tf.debugging.assert_equal(tf.shape(part)[0], wanted, message)
         with tf.control_dependencies([check]):

@@ -441,6 +441,7 @@ def _examples_of(tensor: tf.Tensor, flows: Dataflow) -> tf.Tensor:
         f"multiple of {each}: a batch must hold whole records, with the rows of a "
         "record next to each other. Draw the batches with as many rows: "
         f"scheme.batches(data, views={each}), or by the scheme that draws people."
+        + see("records-of-several-rows")
     )
     static = tensor.shape[0]
     if static is not None:

@@ -349,5 +349,5 @@ def not_a_number(variables: Sequence[tf.Variable]) -> str:
         "The loss or gradient of an example is not a number (NaN). The gradients of "
         f"the variables {', '.join(v.name for v in variables)} come from a Jacobian, "
         "where the NaN reaches the gradients of all examples. Remove examples that are "
-        "not finite before training."
+        "not finite before training." + see("numbers-out-of-range")
     )

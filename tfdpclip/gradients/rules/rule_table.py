@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._arguments import shown
-from tfdpclip._docs import TracedError
+from tfdpclip._docs import TracedError, see
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.forms.base_form import (
     Explicit,
@@ -339,7 +339,8 @@ def _whole_examples(tensor, rows, context, like) -> list[tf.Operation]:
         [
             f"ExampleIsolationError: the rows of {like.name!r} cannot be told apart by "
             "example: their number is no multiple of the number of losses. Keep the "
-            "batch on axis 0, and give a loss for each example.",
+            "batch on axis 0, and give a loss for each example."
+            + see("mixed-examples"),
             tf.shape(tensor)[0],
             context.batch_size,
         ],

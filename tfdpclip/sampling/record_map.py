@@ -354,8 +354,8 @@ def apply_to_batch(
             )
         message = f"map_batches: {name} must keep the batch's {named}."
         message += see("rows-that-fill-a-batch-up")
-        wanted = tf.shape(weight)[0]
-        check = tf.debugging.assert_equal(tf.shape(part)[0], wanted, message)
+        same = tf.equal(tf.shape(part)[0], tf.shape(weight)[0])
+        check = tf.debugging.Assert(same, [message])
         with tf.control_dependencies([check]):
             part = tf.identity(part)
         return tf.ensure_shape(part, [rows, *(part.shape[1:] or [])])

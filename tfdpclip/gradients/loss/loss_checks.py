@@ -251,8 +251,6 @@ def assert_whole_examples(
             f"LossStructureError: the loss is not a sum over the examples of a batch: "
             f"its term `{name}` has a number of entries that is no multiple of "
             "the number of examples. " + advice.FIX.replace("'", "`"),
-            size,
-            batch_size,
         ],
     )
     return [] if assertion is None else [assertion]

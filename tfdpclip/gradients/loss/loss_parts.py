@@ -448,7 +448,7 @@ def _examples_of(tensor: tf.Tensor, flows: Dataflow) -> tf.Tensor:
         if static % each:
             raise TracedError(message)
         return tf.constant(static // each)
-    whole = tf.debugging.Assert(tf.equal(rows % each, 0), [message, rows])
+    whole = tf.debugging.Assert(tf.equal(rows % each, 0), [message])
     with tf.control_dependencies([] if whole is None else [whole]):
         return tf.identity(rows // each)
 

@@ -294,7 +294,6 @@ class ExamplesAlone:
 
     def _refuse_other_lengths(self, has_one_each: tf.Tensor) -> list[tf.Operation]:
         """An assertion that each example has a loss; under XLA, nothing."""
-        lengths = [tf.shape(source)[0] for source in self._sources]
         assertion = tf.debugging.Assert(
             has_one_each,
             [
@@ -303,9 +302,6 @@ class ExamplesAlone:
                 "examples have their places in the loss, so one record would change "
                 "the gradients of several. Compute a loss for every example; give the "
                 "examples to be left out a loss of 0." + see("one-example-at-a-time"),
-                "The number of losses, and the rows of the data:",
-                tf.shape(self._losses)[0],
-                *lengths,
             ],
         )
         return [] if assertion is None else [assertion]

@@ -341,8 +341,6 @@ def _whole_examples(tensor, rows, context, like) -> list[tf.Operation]:
             "example: their number is no multiple of the number of losses. Keep the "
             "batch on axis 0, and give a loss for each example."
             + see("mixed-examples"),
-            tf.shape(tensor)[0],
-            context.batch_size,
         ],
     )
     return [] if assertion is None else [assertion]

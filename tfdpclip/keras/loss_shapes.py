@@ -12,7 +12,7 @@ from tfdpclip import _keras_marks
 from tfdpclip._docs import see
 from tfdpclip.keras import _compat
 from tfdpclip.keras.per_example_loss import PerExampleLoss
-from tfdpclip.keras.table_reads import refuse_missing_rows
+from tfdpclip.keras.table_reads import Traced, refuse_missing_rows
 from tfdpclip.sampling.row_weights import names
 
 
@@ -147,7 +147,9 @@ def refuse_texts(model: Any, specs: Iterable[Any]) -> None:
         raise ValueError(errors[0])
 
 
-def refuse_unknown_ids(model: Any, arrays: tuple | None) -> None:
+def refuse_unknown_ids(
+    model: Any, arrays: tuple | None, traced: Traced | None = None
+) -> None:
     """Raises ValueError for a class or an id on which a step would fail.
 
     Such a failure ends training when the record is drawn, and so reveals the record.
@@ -157,10 +159,11 @@ def refuse_unknown_ids(model: Any, arrays: tuple | None) -> None:
       model: a compiled model; None for draws without a model.
       arrays: (x, y) or (x, y, sample_weight) of all records; None if the records are
         not in memory.
+      traced: the reads of the tables, from an earlier call; see `refuse_missing_rows`.
     """
     if model is None or arrays is None:
         return
-    refuse_missing_rows(model, arrays[0])
+    refuse_missing_rows(model, arrays[0], traced)
     for loss, output, name, labels in _losses(model, arrays[1:2]):
         if output is None or not _is_keras_loss(loss):
             continue

@@ -7,7 +7,7 @@ layers between them do, so the values are computed as a step would compute them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ from tfdpclip.sampling.row_weights import names
 # Stateful ops whose results depend on their inputs and on a public vocabulary.
 _LOOKUPS = ("LookupTableFindV2", "LookupTableSizeV2")
 _BRANCHES = ("If", "StatelessIf")
+# Reads, with their inputs and functions, by the training function of a model.
+Traced = MutableMapping[Any, list]
 # Records that are tried at a time.
 _RECORDS = 2**14
 
@@ -50,7 +52,7 @@ class _Read:
         return values[(values < 0) | (values >= self.rows)]
 
 
-def refuse_missing_rows(model: Any, x: Any) -> None:
+def refuse_missing_rows(model: Any, x: Any, traced: Traced | None = None) -> None:
     """Raises ValueError if a table of the model lacks a value of a record.
 
     Values are checked where parts of x reach an op that looks up the rows of a table,
@@ -60,8 +62,30 @@ def refuse_missing_rows(model: Any, x: Any) -> None:
     Args:
       model: a compiled model.
       x: the inputs of all records: an array, or a dict or tuple of arrays.
+      traced: the reads of earlier calls for inputs of the same names and shapes, by
+        the training function of the model; None to trace the model.
     """
     arrays = names(x, "x")
+    function = getattr(model, "train_function", None)
+    if traced is None or function is None:
+        traced, function = {}, model
+    if function not in traced:
+        traced[function] = list(_trace(model, x, arrays))
+    for read, used, evaluate in traced[function]:
+        for start in range(0, len(arrays[used[0]]), _RECORDS):
+            rows = [arrays[name][start : start + _RECORDS] for name in used]
+            try:
+                missed = read.missed(evaluate(*map(tf.constant, rows)).numpy())
+            except tf.errors.InvalidArgumentError:
+                break  # An op of the model needs another number of records.
+            if missed.size:
+                _refuse(model, read, " and ".join(used), missed)
+
+
+def _trace(
+    model: Any, x: Any, arrays: dict[str, np.ndarray]
+) -> Iterator[tuple[_Read, list[str], Callable]]:
+    """The reads of the model's call, with the inputs and the function of each."""
     kinds = {getattr(getattr(a, "dtype", None), "kind", None) for a in arrays.values()}
     if None in kinds or not (kinds - {"f"} or _has_table(model)):
         return
@@ -76,16 +100,7 @@ def refuse_missing_rows(model: Any, x: Any) -> None:
     columns = {tensor.op.name: name for name, tensor in parts.items()}
     for read in _reads(graph, columns.keys()):
         used = [name for op, name in columns.items() if op in read.before]
-        sources = [parts[name] for name in used]
-        evaluate = _pruned(graph, read, sources)
-        for start in range(0, len(arrays[used[0]]), _RECORDS):
-            rows = [arrays[name][start : start + _RECORDS] for name in used]
-            try:
-                missed = read.missed(evaluate(*map(tf.constant, rows)).numpy())
-            except tf.errors.InvalidArgumentError:
-                break  # An op of the model needs another number of records.
-            if missed.size:
-                _refuse(model, read, " and ".join(used), missed)
+        yield read, used, _pruned(graph, read, [parts[name] for name in used])
 
 
 def _has_table(model: Any) -> bool:

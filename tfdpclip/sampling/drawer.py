@@ -71,6 +71,8 @@ class Drawer:
         self.successor: Drawer | None = None
         # Whether iterators gather ahead, which hides how far training has come.
         self.runs_ahead = False
+        # What was traced of a model that trains on these records, by its function.
+        self.traced: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         # For each number of replicas, the specs of the parts that they are dealt.
         self.dealt: dict[int, list[Any]] = {}
         self.by_group = by_group

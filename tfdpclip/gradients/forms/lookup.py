@@ -133,7 +133,10 @@ class Lookup(Form):
         return tf.cumsum(tf.cast(fresh, tf.int32), axis=1) - 1, values
 
     def weighted_sum(self, weights):
-        z = self.z * weights[:, tf.newaxis, tf.newaxis]
+        return self._sum_of(self.z * weights[:, tf.newaxis, tf.newaxis])
+
+    def _sum_of(self, z):
+        """The rows `z`, `[B, T, D]`, added at their places in the table."""
         rows = tf.reshape(z, [-1, z.shape[-1]])
         ids = tf.reshape(self.ids, [-1])
         if on_cpus() and not in_xla():
@@ -209,6 +212,10 @@ class PooledLookup(Lookup):
             sum_squares(sums), sum_squares(factors), tf.shape(self.ids)[1]
         )
         return self._if_known(squares * sum_squares(row) * tf.square(size * row_size))
+
+    def weighted_sum(self, weights):
+        row = self.row * weights[:, tf.newaxis]
+        return self._sum_of(self.factors[:, :, tf.newaxis] * row[:, tf.newaxis])
 
     def part(self, start, size):
         parts = [cut_rows(x, start, size) for x in (self.ids, self.factors, self.row)]

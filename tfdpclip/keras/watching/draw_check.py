@@ -99,7 +99,7 @@ class DrawCheck:
         refuse_texts(model, specs)
         refuse_misfit(model, specs)
         if len(drawers) == 1:
-            refuse_unknown_ids(model, self.drawer.arrays)
+            refuse_unknown_ids(model, self.drawer.arrays, self.drawer.traced)
         # XLA compiles a step again for every number of rows, so batches get one of few
         # sizes there. A user's own training function may use XLA, too. Eager code sees
         # the number of rows as a static shape, which is taken to be public. Where a

@@ -89,6 +89,21 @@ class Norms:
         # The maximum over no examples is minus infinity.
         return tf.sqrt(tf.maximum(tf.reduce_max(finite), 0.0))
 
+    @functools.cached_property
+    def _rows(self) -> tf.Tensor:
+        return tf.concat([self.squares, self.terms, tf.transpose(self.decisive)], 0)
+
+    def weighted(self, weights: tf.Tensor) -> list[tf.Tensor]:
+        """Sums over the examples, weighted: of squares, terms, `[V]`, decisive, `[L]`.
+
+        Args:
+          weights: `[B]`.
+        """
+        # A mask, because a weight of 0 does not remove an infinite or NaN norm.
+        kept = tf.where(weights > 0, weights * self._rows, 0.0)
+        sizes = [part.shape[0] for part in (self.squares, self.terms)]
+        return tf.split(tf.reduce_sum(kept, axis=1), [*sizes, -1])
+
 
 def shuffled(tensor: tf.Tensor) -> tf.Tensor:
     """The rows of `tensor` in an order that is not known before the run.
@@ -111,12 +126,14 @@ def draw_seeds(
     """
     order = shuffled(tf.range(count))
     if present is not None:
-        order = tf.argsort(tf.argsort(tf.where(present, order, order + count)))
-    many = tf.ones([count])
-    if tolerance.examples < math.inf:
-        many = tf.where(order < int(tolerance.examples), many, 0.0)
+        order = tf.where(present, order, order + count)
+    if tolerance.examples == math.inf:
+        many = tf.ones_like(order, tf.float32)
+    else:
+        places = tf.argsort(tf.argsort(order))
+        many = tf.cast(places < int(tolerance.examples), tf.float32)
     # A comparison instead of an index, so that XLA compiles an empty batch.
-    return many, tf.cast(tf.equal(order, 0), tf.float32)
+    return many, tf.cast(tf.equal(order, tf.reduce_min(order)), tf.float32)
 
 
 def sum_errors(
@@ -135,19 +152,14 @@ def sum_errors(
       norms: the norms that the supplier states.
       tolerance: the error must be at most `tolerance.sums`.
     """
-    # A mask, because a weight of 0 does not remove an infinite or NaN norm.
-    squared, used = tf.square(weights), weights > 0
-    squares, terms = (
-        tf.reduce_sum(tf.where(used, squared * part, 0.0), axis=1)
-        for part in (norms.squares, norms.terms)
-    )
+    squares, terms, _ = norms.weighted(tf.square(weights))
     rounded = tf.sqrt(tf.reduce_sum(squares + terms))
     scales = tf.sqrt(squares) + _rounding(rounded, norms, tolerance) / tolerance.sums
-    errors = _lengths([a - b for a, b in zip(sums, ordinary, strict=True)]) / scales
+    differences = [a - b for a, b in zip(sums, ordinary, strict=True)]
+    errors = tf.sqrt(_squared_lengths(differences)) / scales
     # Sums that are no numbers are wrong, if the ordinary sums are numbers.
     errors = tf.where(tf.math.is_nan(errors), math.inf, errors)
-    shows = tf.math.is_finite(tf.stack([rounded, tf.norm(_lengths(ordinary))]))
-    shows = tf.reduce_all(shows)
+    shows = tf.math.is_finite(rounded + tf.reduce_sum(_squared_lengths(ordinary)))
     return tf.where(shows, errors, 0.0), shows
 
 
@@ -173,14 +185,13 @@ def norm_errors(
       The errors, first by variable and then by group, negative where a norm is larger
       than the gradient's; and whether the example shows something.
     """
-    parts = [norms.squares, norms.terms, tf.transpose(norms.decisive)]
-    squares, terms, decisive = (
-        tf.reduce_sum(tf.where(alone > 0, part, 0.0), axis=1) for part in parts
-    )
+    squares, terms, decisive = norms.weighted(alone)
     rounded = tf.sqrt(tf.reduce_sum(squares + terms))
-    true = _lengths(gradient)
-    long = true if clipped is gradient else _lengths(clipped)
-    true = tf.concat([true, tf.sqrt(tf.linalg.matvec(members, long * long))], axis=0)
+    true = long = _squared_lengths(gradient)
+    if clipped is not gradient:
+        long = _squared_lengths(clipped)
+    groups = tf.reduce_sum(members * long, axis=1)
+    true = tf.sqrt(tf.concat([true, groups], axis=0))
     stated = tf.concat([tf.sqrt(squares), decisive], axis=0)
     scales = stated + _rounding(rounded, norms, tolerance) / tolerance.norms
     errors = (true - stated) / scales
@@ -198,6 +209,6 @@ def _rounding(rounded: tf.Tensor, norms: Norms, tolerance: Tolerance) -> tf.Tens
     return tolerance.rounding * rounded + tolerance.cancelled * norms.largest + _TINY
 
 
-def _lengths(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The norms of vectors, `[V]`."""
-    return tf.sqrt(2.0 * tf.stack([tf.nn.l2_loss(vector) for vector in vectors]))
+def _squared_lengths(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The squared norms of vectors, `[V]`."""
+    return 2.0 * tf.stack([tf.nn.l2_loss(vector) for vector in vectors])

@@ -210,8 +210,8 @@ class GaussianNoise:
         half = (count + standard + 1) // 2
         wide = stddev.dtype == tf.float64
         word, signed = (tf.uint64, tf.int64) if wide else (tf.uint32, tf.int32)
-        bits = [self._generator.uniform_full_int([half], word) for _ in range(2)]
-        flat = box_muller(*(tf.bitcast(part, signed) for part in bits))
+        bits = self._generator.uniform_full_int([2, half], word)
+        flat = box_muller(*tf.unstack(tf.bitcast(bits, signed)))
         if not standard:
             return flat * stddev
         return tf.concat([flat[:count] * stddev, flat[count : count + standard]], 0)

@@ -198,12 +198,26 @@ def _gather(use, dz, shape, context):
     factors = in_steps(factors, context, ids, 1, 1)
     factors = tf.cast(tf.squeeze(factors, axis=-1), z.dtype)
     if even:
-        return PooledLookup(flat, factors, z[:, 0], shape, steps)
+        return PooledLookup(flat, factors, _shared_row(dz, z), shape, steps)
     # The gradient at the sum over the tokens, from the token of the largest factor.
     best = tf.argmax(tf.abs(factors), axis=1)[:, tf.newaxis]
     row = tf.squeeze(tf.gather(z, best, batch_dims=1), axis=1)
     row = tf.math.divide_no_nan(row, tf.gather(factors, best, batch_dims=1))
     return PooledLookup(flat, factors, row, shape, steps)
+
+
+def _shared_row(dz: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
+    """The row `[B, D]` that all of an example's rows `z`, `[B, T, D]`, are equal to.
+
+    Where `dz` is the gradient of a sum or a mean, the equal rows are not made for it.
+    """
+    rows, count = dz, None
+    if dz.op.type == "RealDiv" and dz.op.inputs[1].shape.rank == 0:
+        rows, count = dz.op.inputs
+    if rows.op.type != "BroadcastTo":
+        return z[:, 0]
+    row = tf.reshape(rows.op.inputs[0], vector(-1, z.shape[-1]))
+    return row if count is None else row / count
 
 
 @rule_for(*ops.SEGMENT_LOOKUPS, "SegmentSum", "SparseTensorDenseMatMul")

@@ -154,9 +154,9 @@ def check_lookup(function, monkeypatch, **options):
     made = []
     make = lookup.PooledLookup.__init__
 
-    def init(self, *args):
+    def init(self, *args, **named):
         made.append(self)
-        make(self, *args)
+        make(self, *args, **named)
 
     monkeypatch.setattr(lookup.PooledLookup, "__init__", init)
     v = variable(7, 3)

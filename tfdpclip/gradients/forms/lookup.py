@@ -196,10 +196,11 @@ class PooledLookup(Lookup):
       row: `[B, D]`, the gradient at each example's sum.
       shape: `[V, ...]` with D entries in a row.
       steps: T if it is known.
+      even: whether all factors are 1.
     """
 
-    def __init__(self, ids, factors, row, shape, steps):
-        self.ids, self.factors, self.row = ids, factors, row
+    def __init__(self, ids, factors, row, shape, steps, even=False):
+        self.ids, self.factors, self.row, self.even = ids, factors, row, even
         self.shape, self.steps = list(shape), steps
 
     @property
@@ -222,7 +223,8 @@ class PooledLookup(Lookup):
         return tf.matmul(factors, row)
 
     def squared_norms(self, budget):
-        factors, size = floors.scaled(self.factors)
+        even = self.even  # Nothing is lost in squares of ones.
+        factors, size = (self.factors, 1) if even else floors.scaled(self.factors)
         row, row_size = floors.scaled(self.row)
         sums = self._by_token(factors[:, :, tf.newaxis])
         squares = floors.floored(
@@ -235,10 +237,10 @@ class PooledLookup(Lookup):
 
     def part(self, start, size):
         parts = [cut_rows(x, start, size) for x in (self.ids, self.factors, self.row)]
-        return PooledLookup(*parts, self.shape, self.steps)
+        return PooledLookup(*parts, self.shape, self.steps, self.even)
 
     def saved(self):
         return [self.factors, self.row]
 
     def replaced(self, saved):
-        return PooledLookup(self.ids, *saved, self.shape, self.steps)
+        return PooledLookup(self.ids, *saved, self.shape, self.steps, self.even)

@@ -198,7 +198,8 @@ def _gather(use, dz, shape, context):
     factors = in_steps(factors, context, ids, 1, 1)
     factors = tf.cast(tf.squeeze(factors, axis=-1), z.dtype)
     if even:
-        return PooledLookup(flat, factors, _shared_row(dz, z), shape, steps)
+        row = _shared_row(dz, z)
+        return PooledLookup(flat, factors, row, shape, steps, even=True)
     # The gradient at the sum over the tokens, from the token of the largest factor.
     best = tf.argmax(tf.abs(factors), axis=1)[:, tf.newaxis]
     row = tf.squeeze(tf.gather(z, best, batch_dims=1), axis=1)

@@ -17,7 +17,7 @@ from tfdpclip._docs import TracedError, see
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.gradients.loss import drawn_rows
 from tfdpclip.keras import _compat, loss_shapes
-from tfdpclip.keras.watching.step_search import has_several_steps
+from tfdpclip.keras.watching.step_labels import StepFunctions
 from tfdpclip.sampling.batches import Batches
 
 # The beginning of Python's error if a `train_step` unpacks (x, y) from (x, y, weights).
@@ -103,7 +103,7 @@ def _refuse_second_call(graph: tf.Graph | None, optimizer: Any) -> None:
     if graph is None or history is None or tf.distribute.in_cross_replica_context():
         return
     replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-    if replicas == 1 and has_several_steps(graph, history.identity):
+    if replicas == 1 and StepFunctions(graph, history.identity).has_several_steps():
         raise PrivacyMismatchError(drawn_rows.IN_ONE_STEP)
 
 

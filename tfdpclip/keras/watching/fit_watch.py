@@ -14,6 +14,7 @@ from tfdpclip import _progress, _tf_private
 from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped, components, whole_number
 from tfdpclip.accounting.phases import PrivacyMismatchError
+from tfdpclip.accounting.releases import releases_since, releases_so_far
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.loss.state import PUBLIC_COPY, TRAINED_PRIVATELY
 from tfdpclip.keras import _compat, replicas
@@ -31,7 +32,7 @@ from tfdpclip.keras.watching.step_search import (
     find_variables_given_data,
     made_of_releases,
 )
-from tfdpclip.keras.watching.weight_watch import EAGER, WeightWatch
+from tfdpclip.keras.watching.weight_watch import WeightWatch
 from tfdpclip.keras.workers import explain_cancelled_replicas, explain_lost_workers
 from tfdpclip.sampling import provenance
 from tfdpclip.sampling.batches import Batches
@@ -130,7 +131,8 @@ class FitWatch:
         # What the step writes to beside the optimizer, and makes of releases alone.
         self._of_releases: list[tf.Variable] = []
         self._read: set[int] = set()
-        self._eager, self._eager_before = False, 0
+        # Whether the step runs eagerly, and the releases of all optimizers before it.
+        self._eager, self._all_before = False, {}
         self._runs_eagerly, self._functions_eager = False, False
         # The last training step that was checked, the `tf.function` in that step, and
         # the number of its traces.
@@ -378,7 +380,7 @@ class FitWatch:
         self._eager = self._runs_eagerly and self._model.built
         if self._eager:
             self._new_watch()
-            self._weights.updates, self._eager_before = 0, EAGER.updates
+            self._weights.updates, self._all_before = 0, releases_so_far()
             self._weights.hold()
             self._history.watch = self._weights
         return self._releases()
@@ -398,7 +400,8 @@ class FitWatch:
                 self._assume(UNSEEN_UPDATES)
             else:
                 self._report(self._weights.look(), "by the training step")
-            if EAGER.updates - self._eager_before > self._weights.updates:
+            counted = {self._history.identity: self._history.releases}
+            if releases_since(self._all_before | counted):
                 self._report_step("the training step, which runs eagerly")
         else:
             self._check_traces(traced)

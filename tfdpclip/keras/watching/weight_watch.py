@@ -22,15 +22,6 @@ APPLY_MARK = "_tfdpclip_apply"
 _MOST_SWAPS = 8
 
 
-class _Eager:
-    """Counts the eager updates by all private optimizers."""
-
-    updates: int = 0
-
-
-EAGER = _Eager()
-
-
 @contextlib.contextmanager
 def marked_updates(history: Any) -> Iterator[None]:
     """Marks ops that are built in this context as updates by an optimizer.
@@ -40,7 +31,6 @@ def marked_updates(history: Any) -> Iterator[None]:
     """
     if tf.executing_eagerly():
         watch = history.watch
-        EAGER.updates += 1
         if watch is not None:
             watch.before_update()
         yield

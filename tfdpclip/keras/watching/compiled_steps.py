@@ -99,7 +99,7 @@ class CompiledSteps:
                 with (
                     _compat.uncompiled(self._model),
                     form_of_xla(),
-                    status.statuses_told(self._note_status),
+                    status.losses_traced(self._note_status),
                 ):
                     logs = self._twin(iterator)
             except Exception:
@@ -113,7 +113,7 @@ class CompiledSteps:
             self._twin = None
         self.end()
         self.ran = self._function
-        with status.already_compared(self._compared or frozenset()):
+        with status.losses_traced(compared=self._compared or frozenset()):
             return self._function(iterator)
 
     def end(self) -> None:

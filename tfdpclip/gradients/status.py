@@ -41,7 +41,8 @@ def losses_traced(
       compared: the `key` of each loss that was compared, whose first steps need no
         comparison.
     """
-    token = _AROUND.set((tell, compared))
+    before = _AROUND.get()
+    token = _AROUND.set((tell or before[0], compared or before[1]))
     try:
         yield
     finally:

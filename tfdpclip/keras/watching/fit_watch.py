@@ -130,7 +130,6 @@ class FitWatch:
         self._traced: set[int] = set()
         # What the step writes to beside the optimizer, and makes of releases alone.
         self._of_releases: list[tf.Variable] = []
-        self._read: set[int] = set()
         # Whether the step runs eagerly, and the releases of all optimizers before it.
         self._eager, self._all_before = False, {}
         self._runs_eagerly, self._functions_eager = False, False
@@ -341,9 +340,6 @@ class FitWatch:
 
     def _check_own_data(self, traced: Iterable | None) -> None:
         for concrete in traced or ():
-            if id(concrete) in self._read:
-                continue
-            self._read.add(id(concrete))
             other = self._labels_of(concrete).other_data
             if other is not None and self.problem is None:
                 self.problem = (

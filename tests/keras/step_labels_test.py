@@ -219,3 +219,16 @@ def test_a_value_that_the_update_reads_and_the_step_writes_is_named():
     find = step_search.find_private_read
     assert find(labels, step.graph, [step.weight], lambda *_: False) == "seen"
     assert find(labels, step.graph, [step.weight], lambda *_: True) is None
+
+
+def test_a_step_that_is_still_traced_is_labelled_so_far():
+    step, during = Step(), []
+
+    @tf.function
+    def function(x, by=step.seen):
+        by.assign(tf.reduce_sum(x))
+        during.append(StepLabels(tf.compat.v1.get_default_graph(), "private"))
+
+    function(tf.ones([2, 3]))
+    (labels,) = during
+    assert step_search.find_variables_given_data(labels, [step.seen])

@@ -11,6 +11,7 @@ result is `|` of the labels of the inputs. A source of an unknown kind is `UNKNO
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -22,7 +23,11 @@ from tfdpclip import _tf_private
 from tfdpclip._variables import components, path_of, unwrapped
 from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.walks import functions_in_attributes
-from tfdpclip.keras.watching.weight_watch import APPLY_MARK, UPDATE_MARK
+from tfdpclip.keras.watching.weight_watch import (
+    APPLY_MARK,
+    MADE_OF_A_LOSS,
+    UPDATE_MARK,
+)
 
 #: The batches of the step.
 DATA = 1
@@ -123,21 +128,24 @@ class StepFunctions:
 
     Args:
       graph: the graph.
-      identity: the identity of the private optimizer.
+      identity: the identity of the private optimizer; None for all private optimizers,
+        and for all ops that they make of a loss.
+      until: the name of the first op to leave out, with the ops made after it.
 
     Attributes:
       main: the nodes of the graph itself.
       other_step: the name of an op of another private optimizer's step, or None.
     """
 
-    def __init__(self, graph: tf.Graph, identity: str):
+    def __init__(self, graph: tf.Graph, identity: str | None, until: str | None = None):
         definition = graph.as_graph_def()
         self._functions = {f.signature.name: f for f in definition.library.function}
-        self._identity = identity.encode()
+        self._identity = None if identity is None else identity.encode()
         self._bodies: dict[str, _Body] = {}
         self._private: dict[str, bool] = {}
         self.other_step: str | None = None
-        self.main = self._read([], definition.node, [])
+        before = itertools.takewhile(lambda node: node.name != until, definition.node)
+        self.main = self._read([], list(before), [])
 
     def body(self, name: str) -> _Body:
         """The function of a name."""
@@ -163,6 +171,8 @@ class StepFunctions:
             for mark in (UPDATE_MARK, APPLY_MARK)
         ]
         updates, applies = (mark == self._identity for mark in marks)
+        if self._identity is None:
+            updates = MADE_OF_A_LOSS in node.attr or marks[0] is not None
         if marks[1] is not None and not applies:
             self.other_step = self.other_step or node.name
         named = node.op in self._functions
@@ -248,7 +258,8 @@ class StepLabels:
 
     Args:
       graph: the graph of the traced function, whose arguments are the data.
-      identity: the identity of the private optimizer.
+      identity: see `StepFunctions`.
+      until: see `StepFunctions`.
 
     Attributes:
       names: the names of the step's variables by the `id` of their handles; None if a
@@ -264,8 +275,10 @@ class StepLabels:
       other_step: an op of another private optimizer's step, or None.
     """
 
-    def __init__(self, graph: tf.Graph, identity: str):
-        self._functions = StepFunctions(graph, identity)
+    def __init__(
+        self, graph: tf.Graph, identity: str | None = None, until: str | None = None
+    ):
+        self._functions = StepFunctions(graph, identity, until)
         self.uses: list[Use] = []
         self.private_calls = self.next_turns = 0
         self.other_data: str | None = None
@@ -275,16 +288,18 @@ class StepLabels:
         self._kinds: dict[str, int] = dict.fromkeys(_KINDS, 0)
         self._results: dict[tuple, tuple[int, ...]] = {}
         self._note_variables(graph)
-        inside_of = {id(inside): outside for outside, inside in graph.captures}
+        captured = {inside.op.name: outside for outside, inside in graph.captures}
         # Every further optional element is made in the step, for example by the
         # gradient of a branch from values that the branch saved.
-        self._optionals = any(t.dtype == tf.variant for t in inside_of.values())
+        self._optionals = any(t.dtype == tf.variant for t in captured.values())
         roots = {}
-        for tensor in graph.inputs:
-            label = ARGUMENT if tensor.dtype == tf.resource else ARGUMENT | DATA
-            if id(tensor) in inside_of:
-                label = self._captured(inside_of[id(tensor)])
-            roots[tensor.op.name] = label
+        # Graphs that are still traced do not list their inputs yet.
+        inputs = (op for op in graph.get_operations() if op.type == "Placeholder")
+        for op in inputs:
+            resource = op.outputs[0].dtype == tf.resource
+            roots[op.name] = ARGUMENT if resource else ARGUMENT | DATA
+            if op.name in captured:
+                roots[op.name] = self._captured(captured[op.name])
         self._follow(self._functions.main, roots, Inside("the training step"))
         self.other_step = self._functions.other_step
         # The labels stay as long as the trace: the copy of its graph need not.
@@ -307,7 +322,8 @@ class StepLabels:
 
     def _captured(self, tensor: tf.Tensor) -> int:
         if tensor.dtype != tf.resource:
-            return OUTSIDE | _label_of_constant(tf.get_static_value(tensor))
+            made = 0 if _tf_private.is_eager(tensor) else DATA
+            return made | OUTSIDE | _label_of_constant(tf.get_static_value(tensor))
         variable = id(tensor) in (self.names or ())
         return self._source("handle", id(tensor)) | (0 if variable else UNKNOWN)
 

@@ -17,6 +17,9 @@ from tfdpclip.keras import _compat
 UPDATE_MARK = "_tfdpclip_update"
 # The attribute of operations that make up the update, after the gradient is private.
 APPLY_MARK = "_tfdpclip_apply"
+# The attribute of ops that the optimizer built from a loss. In the graph, these ops may
+# come before the loss of another replica.
+MADE_OF_A_LOSS = "_tfdpclip_made_of_a_loss"
 # How often weights and their averages may be swapped between two steps: the end of an
 # epoch, its tests and the beginning of the next epoch swap four times.
 _MOST_SWAPS = 8

@@ -706,12 +706,12 @@ def test_a_model_with_a_vocabulary_trains_under_a_budget():
 def test_a_trace_is_searched_in_one_call_of_fit_and_a_new_trace_again(monkeypatch):
     searched = []
 
-    def search(concrete, *others):
-        searched.append(concrete)
-        return find(concrete, *others)
+    def search(graph, identity):
+        searched.append(graph)
+        return labels(graph, identity)
 
-    find = fit_watch.find_other_updates
-    monkeypatch.setattr(fit_watch, "find_other_updates", search)
+    labels = fit_watch.StepLabels
+    monkeypatch.setattr(fit_watch, "StepLabels", search)
     model, budget = _fit()
     batches = sampling.Poisson(0.1).batches(small_data())
     budget = PrivacyBudget(math.inf, DELTA, batches, "rdp", ledger=budget.ledger)

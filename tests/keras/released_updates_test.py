@@ -7,7 +7,8 @@ import tensorflow as tf
 import tfdpclip as dpc
 from tfdpclip.accounting import PrivacyMismatchError
 from tfdpclip.keras.watching.fit_watch import OUTSIDE_UPDATES
-from tfdpclip.keras.watching.released_updates import made_of_releases
+from tfdpclip.keras.watching.step_labels import StepLabels
+from tfdpclip.keras.watching.step_search import made_of_releases
 
 pytestmark = pytest.mark.unchecked
 L = tf.keras.layers
@@ -46,11 +47,10 @@ class Step:
         data = tf.data.Dataset.from_tensor_slices(tf.ones([20, 6])).batch(5)
         concrete = step.get_concrete_function(iter(data))
         found = made_of_releases(
-            concrete,
+            StepLabels(concrete.graph, "private"),
             [self.generator],
             [self.generator, self.critic],
             [self.moment],
-            "private",
         )
         return found == [self.generator]
 

@@ -102,9 +102,9 @@ class LedgerFile:
             now = b""  # Not a regular file.
         if now == self._seen or (now is not None and now == self._writing):
             return None
-        found = "is gone" if now is None else "was written from outside"
+        change = "is gone" if now is None else "was written from outside"
         return (
-            f"{self.path} {found} while this process kept it. Two runs must not share "
+            f"{self.path} {change} while this process kept it. Two runs must not share "
             "a ledger, and steps that ran must not be forgotten. Put the file back, or "
             "end the other run; then continue with Ledger.load."
         )

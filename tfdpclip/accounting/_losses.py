@@ -92,13 +92,13 @@ class Losses:
         if not self._known():
             return np.ones_like(rates)
         losses, masses = self._losses()[::-1], np.maximum(self.masses[::-1], 0.0)
-        found = np.cumsum(np.concatenate([[self.infinite], masses]))
+        powers = np.cumsum(np.concatenate([[self.infinite], masses]))
         with np.errstate(over="ignore", invalid="ignore"):
             wrong = np.nan_to_num(masses * np.exp(-losses), posinf=np.inf)
         wrong = np.cumsum(np.concatenate([[0.0], wrong]))
         # Between two losses, a randomized test takes a share of the mass.
         apart = np.concatenate([[True], wrong[1:] > wrong[:-1]])
-        return np.minimum(1.0, np.interp(rates, wrong[apart], found[apart]))
+        return np.minimum(1.0, np.interp(rates, wrong[apart], powers[apart]))
 
     def _known(self) -> bool:
         return math.isfinite(self.infinite) and bool(np.all(np.isfinite(self.masses)))
@@ -151,12 +151,12 @@ def compose(parts: Sequence[tuple[Losses, int]]) -> Losses:
     longest = max(len(losses.masses) for losses, _ in parts)
     size = fft.next_fast_len(max(length, longest), real=True)
     spectra = (_power(fft.rfft(part.masses, size), count) for part, count in parts)
-    found = fft.irfft(functools.reduce(np.multiply, spectra), size)
+    composed = fft.irfft(functools.reduce(np.multiply, spectra), size)
     # Mass outside of the range wraps around into the range, which only adds loss.
-    found = np.roll(found, -lower)[:length]
+    composed = np.roll(composed, -lower)[:length]
     infinite = sum(count * _log_finite(part.infinite) for part, count in parts)
     lowest = sum(count * part.lowest for part, count in parts)
-    return Losses(first.width, lowest + lower, found, _TAIL - math.expm1(infinite))
+    return Losses(first.width, lowest + lower, composed, _TAIL - math.expm1(infinite))
 
 
 def compose_orders(parts: Sequence[tuple[BothOrders, int]]) -> BothOrders:

@@ -90,17 +90,17 @@ def attacks(
 ) -> tuple[tuple[float, ...], float]:
     """Returns the most that tests of such false positives find, and the advantage."""
     mu = gaussian_mu(leaves)
-    known = np.asarray(rates, float)
+    positives = np.asarray(rates, float)
     composed = None
     if mu is None:
         composed = _compose(leaves, coarseness)
     elif mu < math.inf:
-        powers = stats.norm.sf(stats.norm.isf(known) - mu)
+        powers = stats.norm.sf(stats.norm.isf(positives) - mu)
         return tuple(map(float, powers)), gdp.gdp_delta(mu, 0.0)
     if composed is None:
         return (1.0,) * len(rates), 1.0
     rounding = _rounding(leaves)
-    powers = np.minimum(1.0, composed.power(known) + rounding)
+    powers = np.minimum(1.0, composed.power(positives) + rounding)
     advantage = min(1.0, max(0.0, composed.delta(0.0)) + rounding)
     return tuple(map(float, powers)), advantage
 
@@ -171,11 +171,11 @@ def _in_range(leaves):
             return type(event)(_MOST_NOISE)
         return attr.evolve(event, event=less(event.event))
 
-    found: dict = {}
+    bounds: dict[dp_accounting.DpEvent, int] = {}
     for event, count in leaves.items():
         event = less(event) if noise_multiplier(event) > _MOST_NOISE else event
-        found[event] = found.get(event, 0) + count
-    return found
+        bounds[event] = bounds.get(event, 0) + count
+    return bounds
 
 
 def noise_multiplier(event: dp_accounting.DpEvent) -> float:

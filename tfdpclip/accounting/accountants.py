@@ -105,13 +105,13 @@ def without_thresholds(
     leaves: Mapping[dp_accounting.DpEvent, int],
 ) -> tuple[dict[dp_accounting.DpEvent, int], float]:
     """Splits off events that only add to delta; returns the rest, and their sum."""
-    kept, total = {}, 0.0
+    rest, total = {}, 0.0
     for event, count in leaves.items():
         if isinstance(event, events.AdditiveDeltaDpEvent):
             total += count * event.delta
         else:
-            kept[event] = count
-    return kept, total
+            rest[event] = count
+    return rest, total
 
 
 def _gdp_mu(leaves: Mapping[dp_accounting.DpEvent, int]) -> float:

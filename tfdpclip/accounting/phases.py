@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+import os
 import pickle
 from typing import Any
 
@@ -140,13 +141,13 @@ class Phase:
             foreigners += _arguments.foreign(self.noise, correlated.NoiseMatrix)
         return foreigners
 
-    def refuse_unreadable(self, path: Any) -> None:
+    def refuse_unreadable(self, path: str | os.PathLike[str] | None) -> None:
         """Raises if the ledger has a file that could not be read again."""
-        found = self.foreign()
-        if found and path is not None:
+        others = self.foreign()
+        if others and path is not None:
             raise ValueError(
                 f"ledger={str(path)!r} could not be read again: "
-                f"{type(found[0]).__name__} is not of this library, and reading works "
+                f"{type(others[0]).__name__} is not of this library, and reading works "
                 "only for the library's own schemes and matrices. Leave ledger= out, "
                 "and keep the statement of the run."
             )

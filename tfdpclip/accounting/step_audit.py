@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from tfdpclip._docs import see
 from tfdpclip.accounting.phases import TWO_NETWORKS, PrivacyMismatchError
@@ -26,6 +26,18 @@ from tfdpclip.sampling.poisson import FullBatch, Poisson
 _LEFT_OUT = (
     "the {} draws that the loop took and made no step of were left out for public "
     "reasons, not by their records (each is counted as a step)"
+)
+
+_OTHER_BATCHES = (
+    "Begin with the batches of the loop: ledger.begin(..., sampling=batches)."
+    + see("batches-drawn-another-way")
+)
+_TWO_ORDERS = (
+    "The steps of one matrix of correlated noise used elements of two objects that "
+    "draw batches, so that two steps of a record came closer to each other than the "
+    "noise allows.",
+    "Make the batches once, before the loop over the epochs: "
+    "batches = scheme.batches(data)." + see("two-steps-on-one-draw"),
 )
 
 
@@ -221,15 +233,7 @@ class StepAudit:
             f"The ledger counts {phase.sampling.describe()}, and the step was of an "
             f"element drawn by {uncovered[0].describe()}."
         )
-        if phase.noise is not None:
-            self._ledger.assume(f"something ran that is not counted: {problem}")
-        else:
-            self._ledger.add_unseen(len(uncovered))
-        self._ledger.save()
-        raise PrivacyMismatchError(
-            f"{problem} Begin with the batches of the loop: ledger.begin("
-            "..., sampling=batches)." + see("batches-drawn-another-way")
-        )
+        self._refuse(problem, _OTHER_BATCHES, len(uncovered))
 
     def _compare_orders(self, uses: list[element_uses.Use]) -> None:
         """Counts steps of another order of the records as a run of their own.
@@ -245,7 +249,7 @@ class StepAudit:
             if another and phase.noise is not None:
                 # A step of this block is counted already.
                 if (phase.runs[-1] - 1) % (phase.horizon or 1):
-                    raise self._order_broken()
+                    self._refuse(*_TWO_ORDERS)
             elif another:
                 phase.runs[-1] -= 1
                 phase.runs.append(1)
@@ -259,19 +263,35 @@ class StepAudit:
                 self._drawn = drawer.steps_drawn
             self._ledger.save()
 
-    def _order_broken(self) -> PrivacyMismatchError:
-        """The error for a second order of the records within one noise matrix."""
-        problem = (
-            "The steps of one matrix of correlated noise used elements of two objects "
-            "that draw batches, so that two steps of a record came closer to each "
-            "other than the noise allows."
-        )
-        self._ledger.assume(f"something ran that is not counted: {problem}")
+    def _refuse(
+        self,
+        problem: str,
+        advice: str,
+        steps: int = 0,
+        settings: ReleaseSettings | None = None,
+    ) -> NoReturn:
+        """Raises, after the ledger counted steps again, at their worst.
+
+        Args:
+          problem: the error; for steps of correlated noise, which no ledger can count
+            at their worst, also an assumption.
+          advice: says what to write.
+          steps: the number of steps.
+          settings: the settings of the steps; the phase's by default.
+        """
+        if self._ledger._current().noise is not None:
+            self._ledger.assume(f"something ran that is not counted: {problem}")
+        elif settings is None:
+            self._ledger.add_unseen(steps)
+        else:
+            z = settings.noise_multiplier
+            self._ledger.add_unseen(
+                steps,
+                noise_multiplier=z if z >= 0 and not settings.correlated else 0.0,
+                unit=settings.unit,
+            )
         self._ledger.save()
-        return PrivacyMismatchError(
-            f"{problem} Make the batches once, before the loop over the epochs: "
-            "batches = scheme.batches(data)." + see("two-steps-on-one-draw")
-        )
+        raise PrivacyMismatchError(f"{problem} {advice}")
 
     def _outside(self, holder: str, uncounted: Mapping[str, int]) -> int:
         """How many steps an optimizer made since `begin` that nothing has counted."""
@@ -290,20 +310,11 @@ class StepAudit:
             f"The optimizer of this block made {steps} steps outside of ledger.step(), "
             "which were not counted."
         )
-        if self._ledger._current().noise is not None:
-            self._ledger.assume(f"something ran that is not counted: {problem}")
-        else:
-            z = settings.noise_multiplier
-            self._ledger.add_unseen(
-                steps,
-                noise_multiplier=z if z >= 0 and not settings.correlated else 0.0,
-                unit=settings.unit,
-            )
-        self._ledger.save()
-        raise PrivacyMismatchError(
-            f"{problem} Write with ledger.step(): around every private step, a step "
-            "that only tries the function, too." + see("steps-that-are-not-counted")
+        advice = (
+            "Write with ledger.step(): around every private step, a step that only "
+            "tries the function, too." + see("steps-that-are-not-counted")
         )
+        self._refuse(problem, advice, steps, settings)
 
     def _unrecorded(self, uncounted: Mapping[str, int]) -> int:
         """How many steps since `begin` no ledger has, if this one has bare numbers."""
@@ -338,21 +349,13 @@ class StepAudit:
             f"each clipped {phase.unit}, and the optimizer's step had "
             f"{_noise_in_words(z, correlated)} on each clipped {unit}."
         )
-        if matrix:
-            # Phases of correlated noise take no further steps.
-            self._ledger.assume(f"something ran that is not counted: {problem}")
-        else:
-            known = z >= 0 and not correlated
-            self._ledger.add_unseen(
-                made, noise_multiplier=z if known else 0.0, unit=unit
-            )
-        self._ledger.save()
-        raise PrivacyMismatchError(
-            f"{problem} Begin with the settings of the optimizer: "
-            "ledger.begin(..., noise_multiplier=optimizer.noise_multiplier, "
-            "unit=optimizer.unit); for a schedule, with the number of every "
-            "step, and change=True." + see("epsilon-that-means-something-else")
+        advice = (
+            "Begin with the settings of the optimizer: ledger.begin(..., "
+            "noise_multiplier=optimizer.noise_multiplier, unit=optimizer.unit); for a "
+            "schedule, with the number of every step, and change=True."
+            + see("epsilon-that-means-something-else")
         )
+        self._refuse(problem, advice, made, settings)
 
     def _compare_steps(self, declared: int, made: int) -> None:
         """Raises if declared steps differ from the steps that optimizers made."""
@@ -395,10 +398,7 @@ class StepAudit:
         )
         if uncovered:
             problem += f"elements drawn by {uncovered[0].describe()}."
-            advice = (
-                "Begin with the batches of the loop: ledger.begin(..., "
-                "sampling=batches)." + see("batches-drawn-another-way")
-            )
+            advice = _OTHER_BATCHES
         else:
             problem += "draws that earlier steps had used."
             advice = (
@@ -409,10 +409,5 @@ class StepAudit:
                 + see("two-steps-on-one-draw")
             )
         self._made = drawn
-        if phase.noise is not None:
-            self._ledger.assume(f"something ran that is not counted: {problem}")
-        else:
-            # The steps, and those that used their draws before, as if of all records.
-            self._ledger.add_unseen(2 * repeated)
-        self._ledger.save()
-        raise PrivacyMismatchError(f"{problem} {advice}")
+        # The steps, and those that used their draws before, as if of all records.
+        self._refuse(problem, advice, 2 * repeated)

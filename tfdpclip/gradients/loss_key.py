@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,8 +17,6 @@ from tfdpclip.gradients.graph.walks import ancestors, functions_in_attributes
 
 # Ops whose results come from outside of the graph.
 _LEAVES = {"Placeholder", *ITERATORS}
-# Numbers for functions without a definition.
-_UNKNOWN = itertools.count()
 # Attributes that have a new value in every trace of the same code.
 _OF_THE_TRACE = {"seed", "seed2", "config_proto", "shared_name", "container"}
 
@@ -64,7 +62,7 @@ def _parts(flows: Dataflow, handles: Sequence[tf.Tensor]) -> Iterator[Any]:
 def _definition_parts(definition: Any) -> Iterator[Any]:
     """The parts of a function, with numbers in the place of names."""
     if definition is None:
-        yield next(_UNKNOWN)  # It is equal to no function.
+        yield secrets.token_bytes(16)  # It is equal to no function.
         return
     names = [argument.name for argument in definition.signature.input_arg]
     names += [node.name for node in definition.node_def]

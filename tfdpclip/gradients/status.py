@@ -19,49 +19,39 @@ UNCHECKED, PASSED, FAILED = 0, 1, 2
 # step compares again. At most this many steps compare.
 ATTEMPTS = 50
 
-# Called with the status of each loss that is traced, and the graph of the loss.
+# Called with the status of each loss that is traced, and the graph of the loss; and the
+# keys of losses that need no comparison, because they were compared in a trace.
 _Tell = Callable[["CheckStatus", tf.Graph], None]
-_TOLD: contextvars.ContextVar[_Tell | None] = contextvars.ContextVar(
-    "told", default=None
-)
-# The keys of losses that need no comparison, because they were compared in a trace.
-_COMPARED: contextvars.ContextVar[frozenset[Hashable]] = contextvars.ContextVar(
-    "compared", default=frozenset()
+_AROUND: contextvars.ContextVar[tuple[_Tell | None, frozenset[Hashable]]] = (
+    contextvars.ContextVar("around", default=(None, frozenset()))
 )
 
 
 @contextlib.contextmanager
-def statuses_told(tell: _Tell) -> Iterator[None]:
-    """Has a function called with the status and the graph of every loss traced inside.
-
-    An error of the function ends the trace of the loss.
-    """
-    token = _TOLD.set(tell)
-    try:
-        yield
-    finally:
-        _TOLD.reset(token)
-
-
-@contextlib.contextmanager
-def already_compared(keys: frozenset[Hashable]) -> Iterator[None]:
-    """Leaves out comparisons of first steps from some losses that are traced inside.
+def losses_traced(
+    tell: _Tell | None = None, compared: frozenset[Hashable] = frozenset()
+) -> Iterator[None]:
+    """Connects the losses traced inside with the losses of another trace.
 
     For a loss that XLA compiles, after the same loss has run uncompiled.
 
     Args:
-      keys: the `key` of each loss that was compared.
+      tell: called with the status and the graph of every loss; an error of the function
+        ends the trace of the loss.
+      compared: the `key` of each loss that was compared, whose first steps need no
+        comparison.
     """
-    token = _COMPARED.set(keys)
+    before = _AROUND.get()
+    token = _AROUND.set((tell or before[0], compared or before[1]))
     try:
         yield
     finally:
-        _COMPARED.reset(token)
+        _AROUND.reset(token)
 
 
 def needs_keys() -> bool:
     """Whether losses that are traced here are compared with losses of another trace."""
-    return _TOLD.get() is not None or bool(_COMPARED.get())
+    return any(_AROUND.get())
 
 
 class CheckStatus:
@@ -78,7 +68,8 @@ class CheckStatus:
 
     def __init__(self, when: str, error: Exception, key: Hashable, graph: tf.Graph):
         self.error, self.key = error, key
-        if when == "first" and key in _COMPARED.get():
+        tell, compared = _AROUND.get()
+        if when == "first" and key in compared:
             when = "never"
         self._when = when
         self._verdict: tf.Variable | None = None
@@ -86,7 +77,6 @@ class CheckStatus:
             # Every trace makes a variable, and a strategy makes none during a trace.
             outside_of_functions(self._make, [], in_strategy=False)
         graph.add_to_collection("tfdpclip_checks", self)
-        tell = _TOLD.get()
         if tell is not None:
             tell(self, graph)
 

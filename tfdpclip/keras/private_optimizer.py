@@ -31,6 +31,7 @@ from tfdpclip.gradients.loss.state import find_state_reads, public_handles
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.optimizer_variables import OptimizerVariables
 from tfdpclip.keras.watching import private_state
+from tfdpclip.keras.watching.step_labels import StepLabels
 from tfdpclip.keras.watching.step_search import ALTERED_DATA, find_altered_data
 from tfdpclip.keras.watching.weight_watch import marked_updates, own_writes
 from tfdpclip.sampling.provenance import rows_per_record_of
@@ -168,7 +169,8 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
 
         def refuse():
             # The functions around the step are complete when a loop calls them.
-            altered = find_altered_data(called, variables, self._step_history.identity)
+            step = StepLabels(called, self._step_history.identity)
+            altered = find_altered_data(step, variables)
             if altered is not None:
                 raise PrivacyMismatchError(ALTERED_DATA.format(altered))
             return tf.constant(True)

@@ -17,8 +17,7 @@ from tfdpclip._docs import see
 from tfdpclip.gradients import ExampleIsolationError
 from tfdpclip.gradients.graph.origins import is_number, public_writes
 from tfdpclip.keras import _compat
-from tfdpclip.keras.watching import private_state
-from tfdpclip.keras.watching.weight_watch import own_writes
+from tfdpclip.keras.watching.weight_watch import MADE_OF_A_LOSS, own_writes
 
 _MIRRORED = (
     tf.distribute.MirroredStrategy,
@@ -149,7 +148,7 @@ def mark_loss_ops() -> Iterator[None]:
     if tf.executing_eagerly():
         yield
         return
-    with _tf_private.attribute_of_new_ops(private_state.MADE_OF_A_LOSS, "yes"):
+    with _tf_private.attribute_of_new_ops(MADE_OF_A_LOSS, "yes"):
         yield
 
 

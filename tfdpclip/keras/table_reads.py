@@ -17,6 +17,7 @@ from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip._variables import unwrapped
 from tfdpclip.gradients.graph import origins
+from tfdpclip.gradients.graph.walks import ancestors
 from tfdpclip.keras import _compat
 from tfdpclip.sampling.row_weights import names
 
@@ -155,14 +156,7 @@ def _asserts(op: tf.Operation, branch: int) -> bool:
 
 
 def _ops_before(tensor: tf.Tensor) -> dict[str, tf.Operation]:
-    found: dict[str, tf.Operation] = {}
-    pending = [tensor.op]
-    while pending:
-        op = pending.pop()
-        if op.name not in found:
-            found[op.name] = op
-            pending += [source.op for source in op.inputs]
-    return found
+    return {op.name: op for op in ancestors([tensor])}
 
 
 def _pruned(graph: Any, read: _Read, sources: list[tf.Tensor]) -> Any:

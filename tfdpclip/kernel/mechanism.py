@@ -34,13 +34,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import tensorflow as tf
 
 from tfdpclip.kernel import limits, noise_split
 from tfdpclip.kernel.checks import non_negative, positive
 from tfdpclip.kernel.rule import Rule
+
+# The number of a step, counted from 0.
+Step: TypeAlias = "int | tf.Tensor"
 
 
 class NoiseSource(Protocol):
@@ -90,7 +93,7 @@ class Mechanism:
     def __init__(
         self,
         rule: Rule,
-        noise_multiplier: float | Callable[[Any], tf.Tensor],
+        noise_multiplier: float | Callable[[Step], tf.Tensor],
         records: float,
         *,
         inflation: float = 1.0,
@@ -122,11 +125,11 @@ class Mechanism:
         if math.isnan(self._split) or (self.scheduled and 0 in counts):
             raise ValueError("count_stddevs are too precise for noise_multiplier.")
 
-    def _multiplier_at(self, step: Any) -> Any:
+    def _multiplier_at(self, step: Step) -> float | tf.Tensor:
         z = self.noise_multiplier
         return z(step) if callable(z) else z
 
-    def gradient_noise_multiplier(self, step: Any = 0) -> Any:
+    def gradient_noise_multiplier(self, step: Step = 0) -> float | tf.Tensor:
         """z_g, the part of z that the counts leave for the sums.
 
         Args:
@@ -155,7 +158,7 @@ class Mechanism:
         factor = free * z / tf.sqrt(tf.where(room > 0, room, 1.0))
         return tf.where(room > 0, tf.maximum(factor, 1.0), 1.0)
 
-    def _count_stddevs(self, step: Any, part: float) -> tf.Tensor:
+    def _count_stddevs(self, step: Step, part: float) -> tf.Tensor:
         """`part` times s_k of every count in a step, float32 `[K]`."""
         if not self.scheduled or not any(self._free):
             return tf.constant([part * s for s in self.count_stddevs], tf.float32)
@@ -163,7 +166,7 @@ class Mechanism:
         least = tf.constant([part * s for s in self._least_stddevs], tf.float32)
         return tf.where(self._free, factor * least, least)
 
-    def noise_stddevs(self, state: Any, step: Any = 0) -> tf.Tensor:
+    def noise_stddevs(self, state: Any, step: Step = 0) -> tf.Tensor:
         """The stddev of the noise on the sum of each group, float32 `[L]`.
 
         Args:
@@ -172,7 +175,7 @@ class Mechanism:
         """
         return self._stddevs(state, step, 1.0)
 
-    def _stddevs(self, state: Any, step: Any, divisor: float) -> tf.Tensor:
+    def _stddevs(self, state: Any, step: Step, divisor: float) -> tf.Tensor:
         if not self.scheduled and self._split == 0:
             return tf.zeros([self.groups])  # Not 0 times the scale of no clip.
         multiplier = self.gradient_noise_multiplier(step) * self.inflation
@@ -203,7 +206,7 @@ class Mechanism:
         sums: Sequence[tf.Tensor | None],
         counts: tf.Tensor,
         noise: NoiseSource,
-        step: Any = 0,
+        step: Step = 0,
         *,
         divided: bool = False,
     ) -> Release:
@@ -230,7 +233,7 @@ class Mechanism:
         sums: Sequence[tf.Tensor | None],
         counts: tf.Tensor,
         noise: NoiseSource,
-        step: Any = 0,
+        step: Step = 0,
         *,
         divided: bool = False,
         shares: int = 1,
@@ -292,7 +295,7 @@ class Mechanism:
         sums: Sequence[tf.Tensor | None],
         counts: tf.Tensor,
         *,
-        step: Any = 0,
+        step: Step = 0,
         divided: bool = False,
     ) -> Release:
         """Divides and adapts, once the noise is in the sums.

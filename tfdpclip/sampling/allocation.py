@@ -82,29 +82,9 @@ class RandomAllocation(IndependentRecords):
         del population
         return self.steps
 
-    def event(
-        self,
-        noise_multiplier: float,
-        steps: int,
-        *,
-        unit: str = "example",
-        sensitivity: float | None = None,
+    def _of_steps(
+        self, gaussian: dp_accounting.DpEvent, steps: int
     ) -> dp_accounting.DpEvent:
-        """Returns the event of `steps` steps; the first of them begins an epoch.
-
-        Args:
-          noise_multiplier: z: noise standard deviation over clip norm.
-          steps: Number of steps (noise draws).
-          unit: The object that is clipped.
-          sensitivity: Replaces the sensitivity of the unit, in clip norms.
-
-        Raises:
-          ValueError: If an argument is out of range.
-        """
-        steps = _arguments.integer("steps", steps)
-        gaussian = self._gaussian(noise_multiplier, unit, sensitivity)
-        if not isinstance(gaussian, dp_accounting.GaussianDpEvent):
-            return events.repeated(gaussian, steps)
         whole, rest = divmod(steps, self.steps)
         parts = [events.repeated(self._epoch(self.steps, gaussian), whole)] * (
             whole > 0 or not rest

@@ -132,11 +132,17 @@ class SamplingScheme(abc.ABC):
         Raises:
           ValueError: If an argument is out of range.
         """
-        releases = self._releases(_arguments.integer("steps", steps))
+        steps = _arguments.integer("steps", steps)
         inner = self._gaussian(noise_multiplier, unit, sensitivity)
         if isinstance(inner, dp_accounting.GaussianDpEvent):
-            inner = self._sampled(inner)
-        return events.repeated(inner, releases)
+            return self._of_steps(inner, steps)
+        return events.repeated(inner, self._releases(steps))
+
+    def _of_steps(
+        self, gaussian: dp_accounting.DpEvent, steps: int
+    ) -> dp_accounting.DpEvent:
+        """Returns the event of `steps` steps, the first of which begins an epoch."""
+        return events.repeated(self._sampled(gaussian), self._releases(steps))
 
     def participation(
         self, steps: int
@@ -299,10 +305,10 @@ class EqualSteps(SamplingScheme):
         return self
 
 
-def check_population(planned: int, found: int) -> None:
+def check_population(planned: int, actual: int) -> None:
     """Raises ValueError if the number of records differs from the planned number."""
-    if planned != found:
+    if planned != actual:
         raise ValueError(
-            f"population = {planned} but there are {found} records: the accounting "
+            f"population = {planned} but there are {actual} records: the accounting "
             "would be about another data set."
         )

@@ -457,9 +457,9 @@ class Drawer:
                 self.position = before[0]
                 vars(iterator).update(before[1])
                 raise
-        given = self.source.weights(parts, indices, rows)
-        given = sources.map_leaves(lambda w: np.asarray(w, np.float32), given)
-        return (*parts[:2], row_weights.reshaped(given, self._weights))
+        weights = self.source.weights(parts, indices, rows)
+        weights = sources.map_leaves(lambda w: np.asarray(w, np.float32), weights)
+        return (*parts[:2], row_weights.reshaped(weights, self._weights))
 
 
 class DrawObserver:

@@ -141,13 +141,7 @@ class CappedPoissonSampledDpEvent(dp_accounting.DpEvent):
         _arguments.integer("per_person", self.per_person, minimum=1)
         _arguments.rate("sampling_probability", self.sampling_probability)
         check_event("event", self.event)
-        if self.source_dataset_size is not None:
-            _arguments.integer("source_dataset_size", self.source_dataset_size)
-        if self.capacity is None:
-            return
-        _arguments.integer("capacity", self.capacity, minimum=1)
-        if self.source_dataset_size is None:
-            raise ValueError("source_dataset_size must be given with capacity.")
+        _check_capacity(self.source_dataset_size, self.capacity)
 
     @property
     def overflow_probability(self) -> float:
@@ -213,13 +207,7 @@ class RandomAllocationDpEvent(dp_accounting.DpEvent):
                 f"{_arguments.shown(self.steps)}: of an epoch, no more steps run."
             )
         check_event("event", self.event)
-        if self.source_dataset_size is not None:
-            _arguments.integer("source_dataset_size", self.source_dataset_size)
-        if self.capacity is None:
-            return
-        _arguments.integer("capacity", self.capacity, minimum=1)
-        if self.source_dataset_size is None:
-            raise ValueError("source_dataset_size must be given with capacity.")
+        _check_capacity(self.source_dataset_size, self.capacity)
 
     @property
     def overflow_probability(self) -> float:
@@ -250,6 +238,15 @@ class AdditiveDeltaDpEvent(dp_accounting.DpEvent):
 
     def __attrs_post_init__(self):
         _arguments.delta(self.delta)
+
+
+def _check_capacity(population: int | None, capacity: int | None) -> None:
+    if population is not None:
+        _arguments.integer("source_dataset_size", population)
+    if capacity is not None:
+        _arguments.integer("capacity", capacity, minimum=1)
+        if population is None:
+            raise ValueError("source_dataset_size must be given with capacity.")
 
 
 def overflow_probability(population: int, rate: float, capacity: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -54,41 +54,46 @@ def assert_op_flow(
             "inputs must be arrays with the same number of rows, 2 or more, on axis 0, "
             f"got shapes {[array.shape for array in arrays]}."
         )
-    (count,) = lengths
-    before = _results(function, arrays, np.arange(count))
+    rows = np.arange(min(lengths))
+    before = dict(_results(function, arrays, rows))
+    for words, changed, order, replaced in _neighbours(arrays):
+        for label, after in _results(function, changed, order):
+            for place, row in enumerate(order):
+                alike = _alike(before[label][row], after[place], tolerance)
+                if row != replaced and not alike:
+                    raise AssertionError(words.format(row, label))
+
+
+def _neighbours(
+    arrays: list[np.ndarray],
+) -> Iterator[tuple[str, list[np.ndarray], np.ndarray, int | None]]:
+    """Yields an error, other arrays, their rows' numbers, and the row replaced."""
+    rows = np.arange(len(arrays[0]))
     changes = {
         "by the row before": lambda rows, i: rows[i - 1],
         "by zeros": lambda rows, i: np.zeros_like(rows[i]),
         "by a hundred times the row": lambda rows, i: rows[i] * 100,
     }
     for how, change in changes.items():
-        for i in range(count):
+        for i in rows:
             changed = [array.copy() for array in arrays]
             for array in changed:
                 if array.dtype.kind in "iu" and "hundred" in how:
                     continue  # Indices into a table must stay in range.
                 array[i] = change(array, i)
-            for (label, old), (_, new) in zip(
-                before, _results(function, changed, np.arange(count)), strict=True
-            ):
-                for j in set(range(count)) - {i}:
-                    if not _alike(old[j], new[j], tolerance):
-                        raise AssertionError(
-                            f"Replacing row {i} ({how}) changed row {j} of {label}."
-                        )
-    places = {
-        "the opposite order": np.arange(count)[::-1],
-        "the first row left out": np.arange(1, count),
-    }
-    for how, kept in places.items():
-        after = _results(function, [array[kept] for array in arrays], kept)
-        for (label, old), (_, new) in zip(before, after, strict=True):
-            for j, place in enumerate(kept):
-                if not _alike(old[place], new[j], tolerance):
-                    raise AssertionError(
-                        f"With {how}, row {place} of {label} changed: the row depends "
-                        "on its place, or on the number of rows."
-                    )
+            yield (
+                f"Replacing row {i} ({how}) changed row {{}} of {{}}.",
+                changed,
+                rows,
+                i,
+            )
+    places = {"the opposite order": rows[::-1], "the first row left out": rows[1:]}
+    for how, order in places.items():
+        words = (
+            f"With {how}, row {{}} of {{}} changed: the row depends on its place, or "
+            "on the number of rows."
+        )
+        yield words, [array[order] for array in arrays], order, None
 
 
 def _results(function, arrays, rows) -> list[tuple[str, np.ndarray]]:
@@ -112,12 +117,12 @@ def _results(function, arrays, rows) -> list[tuple[str, np.ndarray]]:
                 weights = tf.constant(weights, output.dtype)
                 squares = tf.reduce_sum(weights * tf.square(output))
                 total += tf.cast(squares, tf.float32)
-    found = [(f"output {k}", t.numpy()) for k, t in enumerate(outputs)]
+    results = [(f"output {k}", t.numpy()) for k, t in enumerate(outputs)]
     for k, gradient in enumerate(tape.gradient(total, tensors)):
         if gradient is not None:
             gradient = tf.convert_to_tensor(gradient).numpy()
-            found.append((f"the gradient at input {k}", gradient))
-    return found
+            results.append((f"the gradient at input {k}", gradient))
+    return results
 
 
 def _alike(old: np.ndarray, new: np.ndarray, tolerance: float) -> bool:

@@ -517,23 +517,22 @@ def _fitted(masks, own, graph, expected, adds_up) -> tf.Tensor:
         rows = tf.where(theirs | ~fits if adds_up else theirs, mine, rows)
         told = ~several | same | ~fits if adds_up else ~several | same
         given = _count(mine)
-    if own is not None and not in_xla():
-        wrong = tf.debugging.Assert(told, [_UNTOLD])
-        with tf.control_dependencies([] if wrong is None else [wrong]):
-            told = tf.identity(told)
-    if in_xla():
-        graph.add_to_collection(_KNOWN_ROWS, (told, _UNTOLD))
+        told = _or_raise(graph, told, _UNTOLD)
     if not adds_up:
         return rows & told
     drawn = _count(masks, axis=1)
     complete = fits | tf.reduce_any(tf.equal(drawn, given))
-    if not in_xla():
-        wrong = tf.debugging.Assert(complete, [_PARTS])
-        with tf.control_dependencies([] if wrong is None else [wrong]):
-            complete = tf.identity(complete)
-    else:
-        graph.add_to_collection(_KNOWN_ROWS, (complete, _PARTS))
-    return rows & told & complete
+    return rows & told & _or_raise(graph, complete, _PARTS)
+
+
+def _or_raise(graph: Any, condition: tf.Tensor, message: str) -> tf.Tensor:
+    """A condition, which raises if it is False; later, where XLA compiles the step."""
+    if in_xla():
+        graph.add_to_collection(_KNOWN_ROWS, (condition, message))
+        return condition
+    wrong = tf.debugging.Assert(condition, [message])
+    with tf.control_dependencies([] if wrong is None else [wrong]):
+        return tf.identity(condition)
 
 
 def known_in_compiled_code(graph: tf.Graph) -> list[tuple[tf.Tensor, str]]:

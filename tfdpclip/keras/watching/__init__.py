@@ -31,12 +31,12 @@ In `fit` (called by `PrivacyBudget`):
   update. Example: `fit(batches.cache())`, which trains on the same draws again.
 * `compiled_steps`: XLA compiles a step whose gradients were not compared. Example: the
   first step on a GPU with Keras 3, which runs uncompiled, once.
-* `step_search`: the same in the graph of the traced step, which `fit_watch` asks for.
-  Example: `train_step` also lets a plain `SGD()` apply gradients to a shared layer.
+* `step_search`: the same in the traced step, for `fit_watch`. Its graph is read by
+  `step_labels`, once for each trace. Example: `train_step` also lets a plain `SGD()`
+  apply gradients to a shared layer. An update that reads no data is an exception: a
+  GAN's generator learns from random numbers and the released critic.
 * `weight_watch`: the same between two steps, by the values of the weights. Example: a
   callback calls `model.set_weights` after each batch.
-* `released_updates`: the exception to both: an update that reads no data. Example: a
-  GAN's generator learns from random numbers and the released critic.
 * `noise_plan`: the noise is not the noise that is counted. Example: a callback sets
   `optimizer.iterations` back, and the noise schedule starts again.
 * `remaining_steps`: the budget has no room for the steps. Example: the same ledger

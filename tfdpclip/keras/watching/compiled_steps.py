@@ -19,12 +19,6 @@ from tfdpclip.keras.watching.given_data import (
     has_own_step,
 )
 
-# For each model, the last training function that needs no comparison any more (a weak
-# reference, because the function keeps the model alive), the types of its data, and the
-# keys of the losses that were compared.
-_COMPARED: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-# The models whose `train_step` takes the private step in a function of its own.
-_WITHIN: weakref.WeakSet = weakref.WeakSet()
 # The attributes in which Keras keeps a training function; Keras 2's TensorBoard reads
 # the graph of a run function in the second.
 _GRAPH = "train_tf_function"
@@ -82,13 +76,13 @@ class CompiledSteps:
             return
         self._function, self._twin, self._step = function, None, step
         self._statuses, self._executions = [], 0
-        self._compared = _compared_before(self._model, function, iterator)
+        self._compared = _compared_before(step, function, iterator)
         if self._compared is not None or not self._can_run_uncompiled(iterator):
             return
         # A trace of a function within `train_step` is of one training function only.
         # A function within that makes weights cannot be traced again.
         known = self._model.built or not has_own_step(self._model)
-        within = self._model in _WITHIN or has_functions_within(self._model)
+        within = step.calls_private_step or has_functions_within(self._model)
         if known and not within:
             with step.in_place(None):
                 self._twin = _twin_of(self._model)
@@ -105,11 +99,11 @@ class CompiledSteps:
                 with (
                     _compat.uncompiled(self._model),
                     form_of_xla(),
-                    status.statuses_told(self._note_status),
+                    status.losses_traced(self._note_status),
                 ):
                     logs = self._twin(iterator)
             except Exception:
-                if self._model not in _WITHIN:
+                if not self._step.calls_private_step:
                     raise
             else:
                 self._show(self._twin)
@@ -119,7 +113,7 @@ class CompiledSteps:
             self._twin = None
         self.end()
         self.ran = self._function
-        with status.already_compared(self._compared or frozenset()):
+        with status.losses_traced(compared=self._compared or frozenset()):
             return self._function(iterator)
 
     def end(self) -> None:
@@ -148,7 +142,7 @@ class CompiledSteps:
             would use its trace, of this element, in the compiled function as well.
         """
         if _tf_private.function_around(graph) is not self._step.graph:
-            _WITHIN.add(self._model)
+            self._step.calls_private_step = True
             raise RuntimeError("the private step is in a tf.function within train_step")
         self._statuses.append(one)
 
@@ -161,8 +155,8 @@ class CompiledSteps:
         open_yet = not compared or any(one.undecided for one in self._statuses)
         if not open_yet or not self._statuses or self._executions >= status.ATTEMPTS:
             self._twin, self._compared = None, compared
-            reference = weakref.ref(self._function)
-            _COMPARED[self._model] = reference, iterator.element_spec, compared
+            function = weakref.ref(self._function)
+            self._step.compared = function, iterator.element_spec, compared
 
     def _can_run_uncompiled(self, iterator: Any) -> bool:
         return (
@@ -175,12 +169,12 @@ class CompiledSteps:
 
 
 def _compared_before(
-    model: tf.keras.Model, function: Callable, iterator: Any
+    step: FollowedStep, function: Callable, iterator: Any
 ) -> frozenset | None:
     """The keys of the losses that an earlier call of `fit` compared; None before."""
-    known, types, compared = _COMPARED.get(model, (lambda: None, None, None))
+    before, types, compared = step.compared or (lambda: None, None, None)
     same = types == getattr(iterator, "element_spec", None)
-    return compared if same and known() is function else None
+    return compared if same and before() is function else None
 
 
 def _twin_of(model: tf.keras.Model) -> Callable:

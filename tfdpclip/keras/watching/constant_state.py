@@ -80,7 +80,7 @@ class ConstantState:
     `raise_if_changed` raises later. Larger variables are compared on steps 1, 2, 4, 8,
     ... and on every 256th step. A variable that a second private optimizer trains may
     change after a release by that optimizer, and a variable that a step of `fit` makes
-    of releases alone (`released_updates`) after each step. A variable with a public
+    of releases alone (`step_search`) after each step. A variable with a public
     copy may change to the value of the copy.
     """
 

@@ -14,26 +14,25 @@ from tfdpclip import _progress, _tf_private
 from tfdpclip._docs import see
 from tfdpclip._variables import all_unwrapped, components, whole_number
 from tfdpclip.accounting.phases import PrivacyMismatchError
+from tfdpclip.accounting.releases import releases_since, releases_so_far
 from tfdpclip.gradients.errors import LossStructureError
-from tfdpclip.gradients.graph.op_copies import calls_python
 from tfdpclip.gradients.loss.state import PUBLIC_COPY, TRAINED_PRIVATELY
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.watching import constant_state, private_state
 from tfdpclip.keras.watching.compiled_steps import CompiledSteps
 from tfdpclip.keras.watching.executions import runs_eagerly
 from tfdpclip.keras.watching.given_data import FollowedStep, followed_step
-from tfdpclip.keras.watching.released_updates import made_of_releases
 from tfdpclip.keras.watching.step_history import ForeignHistory, StepHistory
+from tfdpclip.keras.watching.step_labels import StepLabels
 from tfdpclip.keras.watching.step_search import (
     ALTERED_DATA,
     find_altered_data,
-    find_other_data,
-    find_other_step,
     find_other_updates,
     find_private_read,
     find_variables_given_data,
+    made_of_releases,
 )
-from tfdpclip.keras.watching.weight_watch import EAGER, WeightWatch
+from tfdpclip.keras.watching.weight_watch import WeightWatch
 from tfdpclip.keras.workers import explain_cancelled_replicas, explain_lost_workers
 from tfdpclip.sampling import provenance
 from tfdpclip.sampling.batches import Batches
@@ -131,8 +130,8 @@ class FitWatch:
         self._traced: set[int] = set()
         # What the step writes to beside the optimizer, and makes of releases alone.
         self._of_releases: list[tf.Variable] = []
-        self._read: set[int] = set()
-        self._eager, self._eager_before = False, 0
+        # Whether the step runs eagerly, and the releases of all optimizers before it.
+        self._eager, self._all_before = False, {}
         self._runs_eagerly, self._functions_eager = False, False
         # The last training step that was checked, the `tf.function` in that step, and
         # the number of its traces.
@@ -341,12 +340,7 @@ class FitWatch:
 
     def _check_own_data(self, traced: Iterable | None) -> None:
         for concrete in traced or ():
-            if id(concrete) in self._read:
-                continue
-            self._read.add(id(concrete))
-            if self._sound(concrete, "data"):
-                continue
-            other = find_other_data(concrete)
+            other = self._labels_of(concrete).other_data
             if other is not None and self.problem is None:
                 self.problem = (
                     "The training step reads data that fit did not give it, and the "
@@ -356,18 +350,13 @@ class FitWatch:
                     + _budget_with("check_data=False")
                     + see("batches-drawn-another-way")
                 )
-            if other is None:
-                self._note_sound(concrete, "data")
 
-    def _sound(self, concrete: Any, *what: Any) -> bool:
-        """Whether an earlier call of `fit` searched a trace for the same, in vain."""
-        searches = getattr(self._history, "sound_traces", {})
-        return what in searches.get(concrete.graph, ())
-
-    def _note_sound(self, concrete: Any, *what: Any) -> None:
-        """Notes that a trace was searched, and holds nothing to report."""
-        if not self.problem and isinstance(self._history, StepHistory):
-            self._history.sound_traces.setdefault(concrete.graph, set()).add(what)
+    def _labels_of(self, concrete: Any) -> StepLabels:
+        """The labels of a trace, made once for all calls of `fit`."""
+        labels = self._history.labels
+        if concrete.graph not in labels:
+            labels[concrete.graph] = StepLabels(concrete.graph, self._history.identity)
+        return labels[concrete.graph]
 
     def _assume(self, text: str) -> None:
         if text not in self.assumptions:
@@ -387,7 +376,7 @@ class FitWatch:
         self._eager = self._runs_eagerly and self._model.built
         if self._eager:
             self._new_watch()
-            self._weights.updates, self._eager_before = 0, EAGER.updates
+            self._weights.updates, self._all_before = 0, releases_so_far()
             self._weights.hold()
             self._history.watch = self._weights
         return self._releases()
@@ -407,7 +396,8 @@ class FitWatch:
                 self._assume(UNSEEN_UPDATES)
             else:
                 self._report(self._weights.look(), "by the training step")
-            if EAGER.updates - self._eager_before > self._weights.updates:
+            counted = {self._history.identity: self._history.releases}
+            if releases_since(self._all_before | counted):
                 self._report_step("the training step, which runs eagerly")
         else:
             self._check_traces(traced)
@@ -442,7 +432,7 @@ class FitWatch:
         counter = self._history.counter
         return [
             v
-            for v in self._kept()
+            for v in self._frozen()
             if getattr(components(v)[0], TRAINED_PRIVATELY, None) is counter
         ]
 
@@ -471,27 +461,17 @@ class FitWatch:
             # Layers may have been made or frozen since the last trace.
             self._weights = self._watch()
             watched = [*self._weights.variables, *self._optimizer.written_by_steps()]
-            kept = self._kept()
-            # The graph holds its variables: none of them is a later variable's object.
-            what = [frozenset(map(id, variables)) for variables in (watched, kept)]
-            if self._sound(concrete, *what):
-                continue
-            others = len(self._of_releases)
-            self._check_others(concrete, watched)
-            private = find_variables_given_data(concrete, kept, self._history.identity)
+            step = self._labels_of(concrete)
+            self._check_others(step, watched)
+            private = find_variables_given_data(step, self._frozen())
             private_state.warn_of_private_values(private)
-            step = find_other_step(concrete, self._history.identity)
-            if step is not None:
-                self._report_step(f"the training step ({step!r})")
-            made = find_altered_data(concrete.graph, watched, self._history.identity)
+            if step.other_step is not None:
+                self._report_step(f"the training step ({step.other_step!r})")
+            made = find_altered_data(step, watched)
             if made is not None and not self.problem:
                 self.problem = ALTERED_DATA.format(made)
-            read = find_private_read(
-                concrete,
-                watched,
-                self._optimizer.declares_public,
-                self._history.identity,
-            )
+            public = self._optimizer.declares_public
+            read = find_private_read(step, concrete.graph, watched, public)
             if read and not self.problem:
                 self.problem = (
                     f"The optimizer's update reads {read!r}, which the training step "
@@ -503,10 +483,9 @@ class FitWatch:
                     f"public_variables=[{read!r}] to the optimizer."
                     + see("updates-by-something-else")
                 )
-            python = next(filter(calls_python, concrete.graph.get_operations()), None)
-            if python is not None and not self.problem:
+            if step.python is not None and not self.problem:
                 self.problem = (
-                    f"Python code runs in the training step ({python.name!r}), and its "
+                    f"Python code runs in the training step ({step.python}), and its "
                     "writes, perhaps to the weights, cannot be seen. Use TensorFlow's "
                     "ops, or run the code in the data pipeline or in a callback. If "
                     "the code writes to no weights, or writes only released or public "
@@ -514,30 +493,27 @@ class FitWatch:
                     + _budget_with("allow_outside_updates=True")
                     + see("updates-by-something-else")
                 )
-            if not private and others == len(self._of_releases):
-                self._note_sound(concrete, *what)
 
-    def _check_others(self, concrete: Any, watched: list[tf.Variable]) -> None:
+    def _check_others(self, step: StepLabels, watched: list[tf.Variable]) -> None:
         """Reports what a trace writes to the weights, unless it is of releases."""
-        found = find_other_updates(concrete, watched, self._history.identity)
+        updates = find_other_updates(step, watched)
         released = []
-        if found and self._drawer is not None:
+        if updates and self._drawer is not None:
             released = made_of_releases(
-                concrete,
-                [variable for variable, _ in found],
+                step,
+                [variable for variable, _ in updates],
                 all_unwrapped(self._model.trainable_variables),
                 self._optimizer.written_by_steps(),
-                self._history.identity,
             )
         # The losses of later steps read other values of them.
         constant_state.exempt_releases(released, True)
         self._of_releases += released
-        known = {id(variable) for variable in released}
-        others = (pair for pair in found if id(pair[0]) not in known)
-        for variable, what in others:
-            self._report(variable, f"by the training step ({what})")
+        exempt = {id(variable) for variable in released}
+        for variable, what in updates:
+            if id(variable) not in exempt:
+                self._report(variable, f"by the training step ({what})")
 
-    def _kept(self) -> list[tf.Variable]:
+    def _frozen(self) -> list[tf.Variable]:
         """The model's non-trainable variables without a public copy to restore."""
         trained = {id(v) for v in all_unwrapped(self._model.trainable_variables)}
         return [

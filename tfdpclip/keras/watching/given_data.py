@@ -7,7 +7,7 @@ import copy
 import inspect
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -17,13 +17,13 @@ from tfdpclip._docs import TracedError, see
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.gradients.loss import drawn_rows
 from tfdpclip.keras import _compat, loss_shapes
-from tfdpclip.keras.watching.step_search import has_several_steps
+from tfdpclip.keras.watching.step_labels import StepFunctions
 from tfdpclip.sampling.batches import Batches
 
 # The beginning of Python's error if a `train_step` unpacks (x, y) from (x, y, weights).
 _TWO_OF_THREE = "too many values to unpack (expected 2"
 # For each model, the `FollowedStep` in its training function.
-_STEPS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_STEPS: weakref.WeakKeyDictionary[Any, FollowedStep] = weakref.WeakKeyDictionary()
 
 
 class FollowedStep:
@@ -46,6 +46,14 @@ class FollowedStep:
         self.batches: Batches | None = None
         #: The graph of the function in which `train_step` was last traced.
         self.graph: Any = None
+        #: The training function with this step inside. References to functions are
+        #: weak, because a training function keeps its model alive.
+        self.function: Callable[[], Any] = lambda: None
+        #: Whether `train_step` takes the private step in a function of its own.
+        self.calls_private_step = False
+        #: The last training function that needs no comparison any more, the types of
+        #: its data, and the keys of the losses that were compared.
+        self.compared: tuple[Callable[[], Any], Any, frozenset] | None = None
         # A `train_step` that was assigned to the model object, if there is one.
         self._given: Any = None
 
@@ -103,7 +111,7 @@ def _refuse_second_call(graph: tf.Graph | None, optimizer: Any) -> None:
     if graph is None or history is None or tf.distribute.in_cross_replica_context():
         return
     replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-    if replicas == 1 and has_several_steps(graph, history.identity):
+    if replicas == 1 and StepFunctions(graph, history.identity).has_several_steps():
         raise PrivacyMismatchError(drawn_rows.IN_ONE_STEP)
 
 
@@ -112,15 +120,13 @@ def followed_step(model: tf.keras.Model) -> FollowedStep:
 
     A training function that already contains `train_step` is made again, once.
     """
-    step, known = _STEPS.get(model, (FollowedStep(model), None))
-    function = model.train_function
-    if _compat.KEEPS_STEP and not _compat.has_own_function(model):
-        if known is None or known() is not function:
-            with step.in_place(None):
-                model.make_train_function(force=True)
-    # A weak reference, because the function keeps the model alive.
-    function = model.train_function
-    _STEPS[model] = step, None if function is None else weakref.ref(function)
+    step = _STEPS.setdefault(model, FollowedStep(model))
+    placed = step.function() is model.train_function is not None
+    if _compat.KEEPS_STEP and not (placed or _compat.has_own_function(model)):
+        with step.in_place(None):
+            model.make_train_function(force=True)
+    if model.train_function is not None:
+        step.function = weakref.ref(model.train_function)
     return step
 
 

@@ -9,18 +9,17 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
-from tfdpclip.gradients.graph import ops, origins
+from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.loss.state import PUBLIC_COPY
 from tfdpclip.keras import _compat
-from tfdpclip.keras.watching.weight_watch import UPDATE_MARK
+from tfdpclip.keras.watching.step_labels import DATA, OUTSIDE, SIZE, StepLabels
 
-# The attribute of ops that the optimizer built from a loss. In the graph, these ops may
-# come before the loss of another replica.
-MADE_OF_A_LOSS = "_tfdpclip_made_of_a_loss"
 # The attribute of a variable that was named in a warning.
 _SAID = "_tfdpclip_private_state"
 # Ops that only read a variable or draw random numbers from it.
-_NO_WRITES = ops.READS | ops.RANDOM | ops.ITERATORS
+_NO_WRITES = ops.READS | ops.RANDOM
+# The labels of values that may be of a batch.
+_OF_DATA = DATA | SIZE | OUTSIDE
 
 
 class PrivateStateWarning(UserWarning):
@@ -80,41 +79,25 @@ def _named(variables) -> str:
 
 def _written(loss: tf.Tensor) -> tuple[list[tf.Variable], list[tf.Variable]]:
     """Statistics, and further variables, to which the loss's graph writes data."""
-    graph = loss.graph
-    owners = _owners(graph)
-    statistics: dict[int, tf.Variable] = {}
-    others: dict[int, tf.Variable] = {}
-    seen: dict = {}
-    for op in graph.get_operations():
-        if op is loss.op:
-            break
-        handles = [
-            handle
-            for index, handle in enumerate(op.inputs)
-            if handle.dtype == tf.resource
-            and not _NO_WRITES.issuperset(origins.handle_users(op, index))
-        ]
-        if not handles or _made_of_a_loss(op):
+    owners = _owners(loss.graph)
+    written: dict[int, tf.Variable] = {}
+    for use in StepLabels(loss.graph, until=loss.op.name).uses:
+        made_of = use.made_of | use.inside.chosen_by
+        if use.inside.updates or use.kind in _NO_WRITES or not made_of & _OF_DATA:
             continue
-        values = [t for t in op.inputs if t.dtype != tf.resource]
-        for handle in handles:
-            variable = owners.get(handle.ref())
-            if variable is None or _is_metric(variable):
-                continue
-            if any(_from_data(value, graph, seen) for value in values):
-                averaged = _compat.is_running_statistic(variable)
-                kind = statistics if averaged else others
-                kind[id(variable)] = variable
-    return list(statistics.values()), list(others.values())
+        variable = owners.get(use.variable)
+        if variable is not None and not _is_metric(variable):
+            written[id(variable)] = variable
+    statistics: list[tf.Variable] = []
+    others: list[tf.Variable] = []
+    for variable in written.values():
+        averaged = _compat.is_running_statistic(variable)
+        (statistics if averaged else others).append(variable)
+    return statistics, others
 
 
-def _made_of_a_loss(op: tf.Operation) -> bool:
-    marks = (MADE_OF_A_LOSS, UPDATE_MARK)
-    return any(_tf_private.text_attribute(op, mark) is not None for mark in marks)
-
-
-def _owners(graph) -> dict:
-    """The variable behind each resource that the graph captured and read.
+def _owners(graph) -> dict[int | None, tf.Variable]:
+    """The variable behind each resource that the graph captured and read, by `id`.
 
     A variable that is only written to looks like a metric's total, and is left out: the
     loss cannot depend on it.
@@ -126,8 +109,8 @@ def _owners(graph) -> dict:
             variables[id(variable.handle)] = variable
         outer = getattr(outer, "outer_graph", None)
     owners = {}
-    for external, internal in getattr(graph, "captures", ()):
-        at = graph.outer_graph
+    for captured, _ in getattr(graph, "captures", ()):
+        external, at = captured, graph.outer_graph
         while id(external) not in variables and hasattr(at, "captures"):
             # Loops and branches capture what their outer graph captured.
             found = [e for e, i in at.captures if i is external]
@@ -135,7 +118,7 @@ def _owners(graph) -> dict:
                 break
             external, at = found[0], at.outer_graph
         if id(external) in variables:
-            owners[internal.ref()] = variables[id(external)]
+            owners[id(captured)] = variables[id(external)]
     return owners
 
 
@@ -144,25 +127,3 @@ def _is_metric(variable: tf.Variable) -> bool:
         variable.synchronization == tf.VariableSynchronization.ON_READ
         and variable.aggregation == tf.VariableAggregation.SUM
     )
-
-
-def _from_data(tensor: tf.Tensor, graph, seen: dict) -> bool:
-    """Whether a tensor depends on anything but variables, constants and randomness."""
-    pending, visited = [tensor], set()
-    captured = {internal.ref() for _, internal in getattr(graph, "captures", ())}
-    while pending:
-        current = pending.pop()
-        if current.ref() in visited or current.dtype == tf.resource:
-            continue
-        visited.add(current.ref())
-        op = current.op
-        if op.type.startswith(("IteratorGetNext", "OptionalGetValue")):
-            return True
-        if op.type == "Placeholder":
-            if current.ref() in captured or current.dtype != tf.resource:
-                return True
-            continue
-        if op.type == "ReadVariableOp":
-            continue
-        pending.extend(op.inputs)
-    return False

@@ -78,8 +78,8 @@ class StepHistory(tf.train.experimental.PythonState):
 
     def _begin(self) -> None:
         self.identity = secrets.token_hex(16)
-        #: For each graph of a traced step, the searches that found nothing to report.
-        self.sound_traces: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        #: For each graph of a traced step, its `StepLabels`.
+        self.labels: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._least: tuple[int, float] = (0, math.inf)
         with tf.init_scope():
             self.counter = tf.Variable(
@@ -297,6 +297,7 @@ class ForeignHistory:
     def __init__(self, optimizer: Any):
         self._optimizer = weakref.ref(optimizer)
         self.identity = secrets.token_hex(16)
+        self.labels: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self.restored = False
         self.watch: Any = None
         self.counter = None

@@ -17,18 +17,12 @@ from tfdpclip.keras import _compat
 UPDATE_MARK = "_tfdpclip_update"
 # The attribute of operations that make up the update, after the gradient is private.
 APPLY_MARK = "_tfdpclip_apply"
+# The attribute of ops that the optimizer built from a loss. In the graph, these ops may
+# come before the loss of another replica.
+MADE_OF_A_LOSS = "_tfdpclip_made_of_a_loss"
 # How often weights and their averages may be swapped between two steps: the end of an
 # epoch, its tests and the beginning of the next epoch swap four times.
 _MOST_SWAPS = 8
-
-
-class _Eager:
-    """Counts the eager updates by all private optimizers."""
-
-    updates: int = 0
-
-
-EAGER = _Eager()
 
 
 @contextlib.contextmanager
@@ -40,7 +34,6 @@ def marked_updates(history: Any) -> Iterator[None]:
     """
     if tf.executing_eagerly():
         watch = history.watch
-        EAGER.updates += 1
         if watch is not None:
             watch.before_update()
         yield

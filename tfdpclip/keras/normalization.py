@@ -15,6 +15,9 @@ _L = tf.keras.layers
 # A group with fewer elements has no useful statistics: with one element, every input is
 # mapped to the offset; with two elements, to plus or minus the scale.
 _LEAST_PER_GROUP = 16
+# The methods by which a class of models may train, or predict, in a way of its own.
+_METHODS = ("compile", "compute_loss", "fit", "evaluate", "predict", "train_step")
+_METHODS += ("test_step", "predict_step")
 
 
 @_compat.saving.register_keras_serializable("tfdpclip")
@@ -92,8 +95,9 @@ def convert_batchnorm(model: tf.keras.Model, groups: int = 32) -> tf.keras.Model
 
     Raises:
       ValueError: if the model is not built, is subclassed, hides a batch normalisation
-        inside a custom layer, or has none at all, or if `groups` is not a positive
-        integer.
+        inside a custom layer, or has none at all, if its class has a `train_step`,
+        `fit` or `predict` that the copy would not have, or if `groups` is not a
+        positive integer.
 
     >>> model = tf.keras.Sequential([
     ...     tf.keras.Input((8, 8, 3)), tf.keras.layers.Conv2D(48, 3),
@@ -115,10 +119,25 @@ def convert_batchnorm(model: tf.keras.Model, groups: int = 32) -> tf.keras.Model
         raise ValueError("model has no BatchNormalization: use it without conversion.")
     conversion = _Conversion(groups)
     converted = conversion.of(model)
+    _check_methods(model, converted)
     while not conversion.copy_weights():
         converted = conversion.of(model)
     _warn_of_shared([layer for layer in conversion.kept.values() if layer.weights])
     return converted
+
+
+def _check_methods(model: tf.keras.Model, converted: tf.keras.Model) -> None:
+    """Raises if the copy would train or predict in another way than the model."""
+    name = type(model).__name__
+    ours, theirs = type(converted), type(model)
+    lost = [n for n in _METHODS if getattr(ours, n) is not getattr(theirs, n)]
+    if lost:
+        raise ValueError(
+            f"model is a {name} with its own {', '.join(lost)}, which a copy of its "
+            "layers would not have. Convert a part of it, as backbone = "
+            "dpc.keras.convert_batchnorm(model.backbone), and build a "
+            f"{name} of that, or write tf.keras.layers.GroupNormalization in its code."
+        )
 
 
 def _warn_of_shared(layers: Sequence[tf.keras.layers.Layer]) -> None:

@@ -220,7 +220,11 @@ def search_privacy(
                 f"{_arguments.shown(run)}."
             )
     if any(not ledger.phases for ledger in ledgers):
-        raise ValueError("plans: a ledger is empty, so its run is not known.")
+        raise ValueError(
+            "plans: a ledger has no phase, so its run is not known. A run that ended "
+            "before its first step costs nothing: leave its ledger out, as by "
+            "[ledger for ledger in ledgers if ledger.steps]."
+        )
     if ledgers and search is not None:
         raise ValueError(
             "plans: a ledger records a run that was made. With search=, give every "

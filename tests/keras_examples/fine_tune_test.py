@@ -277,7 +277,8 @@ def test_a_preset_in_a_directory_is_tuned_and_saved(data, train):
 def train_as_the_page_says(folder):
     """Runs the program of docs/tutorials/fine_tuning.md on a preset of the folder."""
     page = source_tree.ROOT / "docs" / "tutorials" / "fine_tuning.md"
-    code = re.search(r"^```py\n(import keras_hub.*?)^```", page.read_text(), re.S | re.M)
+    text = page.read_text()
+    code = re.search(r"^```py\n(import keras_hub.*?)^```", text, re.S | re.M)
     code = code[1].replace("bert_tiny_en_uncased", str(folder / "preset"))
     names = {}
     exec(code.replace("private.keras", str(folder / "private.keras")), names)

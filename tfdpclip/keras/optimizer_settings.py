@@ -6,6 +6,7 @@ untrue.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -87,6 +88,8 @@ class OptimizerSettings:
         self._bound_mechanism: Mechanism | None = None
         # Called once with the variables: a plan's rate depends on their number.
         self._fit_rate: Callable[[list[tf.Variable]], None] | None = None
+        # A budget's epsilon, delta and step, as text: Keras would track a dictionary.
+        self._spent = "{}"
         self._noise_setting = noise_multiplier
         self._expected_batch_size = expected_batch_size
         self._accumulation_steps = accumulation_steps
@@ -218,6 +221,11 @@ class OptimizerSettings:
             )
         return self._bound_mechanism
 
+    def _state_spent(self, epsilon: float, delta: float) -> None:
+        """Has files of this step say the spent budget, as `privacy` of the config."""
+        spent = {"epsilon": epsilon, "delta": delta, "steps": int(self.iterations)}
+        self._spent = json.dumps(spent)
+
     def get_config(self) -> dict[str, Any]:
         """The settings; ``from_config`` makes an equal optimizer from them."""
         config = super().get_config()
@@ -236,4 +244,15 @@ class OptimizerSettings:
             public_variables=list(self._public_variables.names),
             seed=self._seed,
         )
+        spent = json.loads(self._spent)
+        if spent and spent["steps"] == int(self.iterations):
+            config["privacy"] = spent
         return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Makes an optimizer from the result of `get_config`."""
+        settings = {name: value for name, value in config.items() if name != "privacy"}
+        made = super().from_config(settings, *args, **kwargs)
+        made._spent = json.dumps(config.get("privacy", {}))
+        return made

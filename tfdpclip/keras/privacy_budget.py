@@ -425,6 +425,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         ends = self.model.stop_training or epoch + 1 == self.params.get("epochs")
         own = self._remaining.spent(exactly=ends) if self._workers.chief else 0.0
         (spent,) = self._workers.broadcast(own)
+        seeded = any(phase.seeded for phase in self._ledger.phases)
+        self._optimizer._state_spent(math.inf if seeded else spent, self.delta)
         if logs is not None:
             logs["epsilon"] = spent
             logs.update(self._metrics.end())

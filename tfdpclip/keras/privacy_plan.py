@@ -570,8 +570,8 @@ class PrivacyPlan(BudgetPlan):
         optimizer = getattr(model, "optimizer", None)
         if not isinstance(optimizer, PrivateOptimizer):
             raise ValueError(
-                f"model has the optimizer {getattr(optimizer, 'name', None)}, and none of "
-                f"this plan (a task of KerasHub compiles itself). Write\n{_LINES}"
+                f"model has the optimizer {getattr(optimizer, 'name', None)}, and none "
+                f"of this plan (a task of KerasHub compiles itself). Write\n{_LINES}"
             )
         for name, instead in _IN_FIT.items():
             if name in options:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip import _arguments
 from tfdpclip.keras import _compat
 
 _L = tf.keras.layers
@@ -105,8 +106,7 @@ def convert_batchnorm(model: tf.keras.Model, groups: int = 32) -> tf.keras.Model
     >>> convert_batchnorm(model).get_layer("bn").groups
     24
     """
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
-        raise ValueError(f"groups must be an integer, 1 or above, got {groups!r}.")
+    groups = _arguments.integer("groups", groups, 1)
     if isinstance(model, tf.keras.Model) and not _can_convert(model):
         raise ValueError(
             f"model {model.name!r} is a subclass of tf.keras.Model, and only its code "
@@ -119,25 +119,23 @@ def convert_batchnorm(model: tf.keras.Model, groups: int = 32) -> tf.keras.Model
         raise ValueError("model has no BatchNormalization: use it without conversion.")
     conversion = _Conversion(groups)
     converted = conversion.of(model)
-    _check_methods(model, converted)
-    while not conversion.copy_weights():
-        converted = conversion.of(model)
-    _warn_of_shared([layer for layer in conversion.kept.values() if layer.weights])
-    return converted
-
-
-def _check_methods(model: tf.keras.Model, converted: tf.keras.Model) -> None:
-    """Raises if the copy would train or predict in another way than the model."""
-    name = type(model).__name__
-    ours, theirs = type(converted), type(model)
-    lost = [n for n in _METHODS if getattr(ours, n) is not getattr(theirs, n)]
+    lost = [
+        n
+        for n in _METHODS
+        if getattr(type(converted), n) is not getattr(type(model), n)
+    ]
     if lost:
+        name = type(model).__name__
         raise ValueError(
             f"model is a {name} with its own {', '.join(lost)}, which a copy of its "
             "layers would not have. Convert a part of it, as backbone = "
             "dpc.keras.convert_batchnorm(model.backbone), and build a "
             f"{name} of that, or write tf.keras.layers.GroupNormalization in its code."
         )
+    while not conversion.copy_weights():
+        converted = conversion.of(model)
+    _warn_of_shared([layer for layer in conversion.kept.values() if layer.weights])
+    return converted
 
 
 def _warn_of_shared(layers: Sequence[tf.keras.layers.Layer]) -> None:

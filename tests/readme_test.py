@@ -54,7 +54,11 @@ def test_python_blocks_run_in_order(capsys):
     for block in python_blocks():
         exec(compile(block, "README.md", "exec"), names)
     assert int(names["model"].optimizer.iterations) == names["plan"].steps == 520
-    assert "epsilon" in capsys.readouterr().out
+    printed = capsys.readouterr().out.splitlines()
+    index = (ROOT / "docs" / "index.md").read_text()
+    assert blocks("python", index)[0] == blocks("python")[0]
+    shown = [line for line in blocks("text", index)[0].splitlines() if line != "  ..."]
+    assert len(shown) > 6 and set(shown) <= set(printed)
 
 
 @pytest.mark.parametrize(

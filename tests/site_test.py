@@ -102,17 +102,73 @@ def test_examples_of_the_extension():
     assert result.attempted and not result.failed
 
 
+def pages_without_blocks() -> dict[str, str]:
+    """The text of each page, without its blocks of code."""
+    pages = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    return {
+        str(page): re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+        for page in pages
+    }
+
+
+@pytest.mark.parametrize(
+    "word, parts",
+    [
+        ("CappedPoisson", ["Capped", "Poisson"]),
+        ("multi_worker_strategy", ["multi_", "worker_", "strategy"]),
+        ("__getitem__", ["__getitem__"]),
+        ("plan.fit(x,y)", ["plan.", "fit(", "x,", "y)"]),
+        ("clip=dpc.AutomaticClip()", ["clip=", "dpc.", "Automatic", "Clip()"]),
+        ("PrivacyPlan(...)", ["Privacy", "Plan(...)"]),
+        ("rate=0.1", ["rate=", "0.1"]),
+        ("docs/pitfalls.md", ["docs/", "pitfalls.", "md"]),
+        ("unit=&quot;batch&quot;", ["unit=", "&quot;batch&quot;"]),
+        ("<span class='a.bC'>a.bC</span>", ["<span class='a.bC'>a.", "b", "C</span>"]),
+    ],
+)
+def test_a_name_goes_on_in_the_next_line_between_its_words(word, parts):
+    marked = site.mark_breaks(f"<p>a.bC <code>{word}</code> a.bC</p>")
+    assert marked.startswith("<p>a.bC <code>") and marked.endswith("</code> a.bC</p>")
+    shown = marked.removeprefix("<p>a.bC <code>").removesuffix("</code> a.bC</p>")
+    assert re.split(r"<wbr[^>]*>", shown) == parts
+
+
+def test_no_name_of_a_page_is_wider_than_a_telephone():
+    # A line of a telephone holds 40 letters of code; wider names break at any letter.
+    texts = [*pages_without_blocks().values(), "`" + "` `".join(site.homes()) + "`"]
+    pieces = [
+        piece
+        for text in texts
+        for word in " ".join(re.findall(r"`([^`]+)`", text)).split()
+        for piece in site.BREAK.split(word)
+    ]
+    assert len(pieces) > 5000
+    assert [piece for piece in pieces if len(piece) > 40] == []
+
+
+def test_pictures_that_lead_somewhere_are_left_alone():
+    once = site.link_pictures('<p><img alt="A" src="a.png" /></p>')
+    assert once == '<p><a href="a.png"><img alt="A" src="a.png" /></a></p>'
+    assert site.link_pictures(once) == once
+
+
+def test_tables_of_pages_are_whole():
+    # A row behind an empty line is shown as text.
+    for page, text in pages_without_blocks().items():
+        for table in re.findall(r"(?:^\|.*\n)+", text, re.M):
+            assert re.search(r"^\|[-:| ]+\|$", table, re.M), (page, table[:80])
+
+
 def test_names_in_pages_are_names_of_the_library():
     missing = []
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
-        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    for page, text in pages_without_blocks().items():
         for name in re.findall(r"`((?:dpc|tfdpclip)(?:\.\w+)+)", text):
             value = tfdpclip
             for part in name.split(".")[1:]:
                 value = getattr(value, part, None)
             # docs/architecture.md says where a rule of the reader's own would be.
             if value is None and name != "dpc.YourClip":
-                missing.append((page.name, name))
+                missing.append((page, name))
     assert not missing
 
 

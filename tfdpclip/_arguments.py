@@ -67,6 +67,17 @@ def text(name: str, value: Any) -> str:
     return value
 
 
+def instance(name: str, value: Any, kinds: Any, wanted: str) -> Any:
+    """Returns `value`, or raises ValueError unless it is of the class, or classes.
+
+    >>> instance("epochs", 3, int, "an integer")
+    3
+    """
+    if not isinstance(value, kinds):
+        raise ValueError(f"{name} must be {wanted}, got {shown(value)}.")
+    return value
+
+
 def function(name: str, value: Any, count: int | None = None) -> Callable[..., Any]:
     """Returns `value`, or raises ValueError unless it can be called.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdpclip._arguments import non_negative, positive, shown
+from tfdpclip._arguments import instance, non_negative, positive
 from tfdpclip._docs import see
 from tfdpclip._schedules import setting, value_at
 from tfdpclip.accounting import noise_split
@@ -75,10 +75,7 @@ class Mechanism(mechanism.Mechanism):
         inflation: float = 1.0,
         divisor: float | None = None,
     ):
-        if not isinstance(rule, ClipRule):
-            raise ValueError(
-                f"rule must be a clip rule such as QuantileClip(), got {shown(rule)}."
-            )
+        instance("rule", rule, ClipRule, "a clip rule such as QuantileClip()")
         check_rule(rule, "clip")
         z = setting("noise_multiplier", noise_multiplier, non_negative)
         with tf.init_scope():

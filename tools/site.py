@@ -4,8 +4,9 @@
 package gets a page, made from its `__all__` and the docstrings of its names; a public
 name, or a public method of a public class, without a docstring is an error. Pages of
 the repository's root (CHANGELOG.md and others) are included with corrected links. In
-all pages, code such as `dpc.keras.DPSGD` becomes a link to the reference. Notebooks are
-read as pages in Markdown, with the outputs that their files hold.
+all pages, code such as `dpc.keras.DPSGD` becomes a link to the reference, long names
+may go on in the next line, and a picture leads to its file. Notebooks are read as pages
+in Markdown, with the outputs that their files hold.
 """
 
 from __future__ import annotations
@@ -266,6 +267,8 @@ def as_rst(lines: list[str]) -> list[str]:
     ['   * - a', '     - b', '   * - `c`', '     - d']
     >>> as_rst(["Of |g|, `|g|`:", "", "    code = |g|"])
     ['Of \\\\|g\\\\|, `|g|`:', '', '::', '', '    code = |g|']
+    >>> as_rst(["noise_multiplier: z.", "z.", "fits: a word."])
+    ['noise_multiplier: z\\\\.', 'z.', 'fits: a word.']
     """
     done: list[str] = []
     in_table = in_code = False
@@ -289,8 +292,10 @@ def as_rst(lines: list[str]) -> list[str]:
         if len(indent) >= 4 and done and not done[-1] and above[:1] not in " *":
             done += [] if in_code else ["::", ""]
             in_code = True
-        is_text = not in_code and not cells.startswith((">>>", "..."))
-        done.append(_without_bars(line) if is_text else line)
+        if not in_code and not cells.startswith((">>>", "...")):
+            # For Sphinx, `z.` at the beginning would be the 26th item of a list.
+            line = re.sub(r"^( *\w+: \w)\.", r"\1\.", _without_bars(line))
+        done.append(line)
     return done
 
 
@@ -301,10 +306,53 @@ def _without_bars(line: str) -> str:
     return "".join(parts)
 
 
+#: Where a name may go on in the next line: after a sign, or before a capital letter.
+BREAK = re.compile(
+    r"(?<=[A-Za-z0-9][._/])(?=[A-Za-z])|(?<=[(\[=,])(?=[^\s).,=])|(?<=[a-z0-9])(?=[A-Z])"
+)
+#: Shorter words of code are broken on telephones alone.
+LONG = 24
+
+
+def mark_breaks(html: str) -> str:
+    """The text of a page with a mark wherever a word of its code may be broken.
+
+    Without marks, a browser breaks a word that is too long for its column between any
+    two letters.
+
+    >>> mark_breaks("<p>a.b <code>tf.keras.layers.GroupNormalization()</code></p>")
+    '<p>a.b <code>tf.<wbr>keras.<wbr>layers.<wbr>Group<wbr>Normalization()</code></p>'
+    >>> mark_breaks('<code class="a.b">dpc.film</code>')
+    '<code class="a.b">dpc.<wbr class="short">film</code>'
+    """
+
+    def mark_word(word: re.Match[str]) -> str:
+        is_long = len(word[0]) > LONG
+        return BREAK.sub("<wbr>" if is_long else '<wbr class="short">', word[0])
+
+    def mark(code: re.Match[str]) -> str:
+        parts = re.split(r"(<[^>]*>)", code[0])
+        parts[::2] = [re.sub(r"\S+", mark_word, part) for part in parts[::2]]
+        return "".join(parts)
+
+    return re.sub(r"<code\b.*?</code>", mark, html, flags=re.S)
+
+
+def link_pictures(html: str) -> str:
+    """The text of a page whose pictures lead to their files, where they are large.
+
+    >>> link_pictures('<img src="a.png" /><a href="b"><img src="b.png" /></a>')
+    '<a href="a.png"><img src="a.png" /></a><a href="b"><img src="b.png" /></a>'
+    """
+    picture = r'(?<!">)<img\b[^>]*\bsrc="([^"]*)"[^>]*>'
+    return re.sub(picture, r'<a href="\1">\g<0></a>', html)
+
+
 def setup(app: Any) -> dict[str, Any]:
     """Makes this module an extension of Sphinx."""
     from docutils import nodes
     from myst_parser.parsers.sphinx_ import MystParser
+    from pygments.lexers.shell import BashLexer
     from pygments.lexers.special import TextLexer
     from sphinx import addnodes
     from sphinx.domains.python import PyObject
@@ -356,6 +404,10 @@ def setup(app: Any) -> dict[str, Any]:
         )
         lines[:] = found.lines()
 
+    def finish_page(app, name, template, context, doctree):
+        if "body" in context:
+            context["body"] = link_pictures(mark_breaks(context["body"]))
+
     class NotebookParser(MystParser):
         supported = ("notebook",)
 
@@ -368,7 +420,10 @@ def setup(app: Any) -> dict[str, Any]:
     app.add_source_parser(NotebookParser)
     app.connect("autodoc-process-docstring", process)
     app.add_role("name", name_role)
+    app.connect("html-page-context", finish_page)
     app.add_lexer("csv", TextLexer)
+    # Blocks of commands have no prompt, without which Pygments takes a line for output.
+    app.add_lexer("console", BashLexer)
     app.add_transform(LinkNames)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 

@@ -169,6 +169,53 @@ def test_refuses_models_that_it_cannot_rebuild():
         convert_batchnorm(wrapped)
 
 
+def _with(method):
+    """Models whose classes have a method of their own, and their classes' names."""
+
+    def own(self, *args, **options):
+        return getattr(super(type(self), self), method)(*args, **options)
+
+    class Chain(tf.keras.Sequential):
+        pass
+
+    class Task(tf.keras.Model):
+        def __init__(self, units):
+            inputs = tf.keras.Input((4,))
+            super().__init__(inputs, L.Dense(units)(L.BatchNormalization()(inputs)))
+            self.units = units
+
+        def get_config(self):
+            return {"units": self.units}
+
+    for made in (Chain, Task):
+        setattr(made, method, own)
+    return Chain([tf.keras.Input((4,)), L.BatchNormalization()]), Task(2)
+
+
+@pytest.mark.parametrize(
+    "method", ["train_step", "compute_loss", "fit", "predict", "predict_step"]
+)
+def test_a_copy_that_would_train_or_predict_otherwise_is_refused(method):
+    for model in _with(method):
+        name = type(model).__name__
+        with pytest.raises(ValueError, match=f"a {name} with its own {method}.*Group"):
+            convert_batchnorm(model)
+
+
+def test_a_class_that_the_copy_keeps_is_converted_with_its_methods():
+    class Custom(tf.keras.Model):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    inputs = tf.keras.Input((4,))
+    model = Custom(inputs, L.Dense(2)(L.BatchNormalization()(inputs)))
+    assert isinstance(convert_batchnorm(model), Custom)
+    # A part has no training of its own: its class has further methods only.
+    chain, task = _with("describe")
+    for part in (chain, task):
+        assert convert_batchnorm(part).output_shape == part.output_shape
+
+
 class Hinge(tf.keras.regularizers.Regularizer):
     """A regularizer that no file can hold: it has no get_config."""
 

@@ -422,6 +422,19 @@ def test_data_that_were_mapped_are_stated():
     assert any("transformed by" in text for text in plan.statement().assumptions)
 
 
+@pytest.mark.parametrize("other", ["adam", tf.keras.optimizers.SGD, None])
+def test_a_model_without_an_optimizer_of_the_plan_is_refused(other):
+    # A task of KerasHub compiles itself, so that nothing reminds of `compile`.
+    plan = plan_of()
+    model = tf.keras.Sequential([tf.keras.layers.Dense(3)])
+    if other is not None:
+        loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(other if isinstance(other, str) else other(), loss)
+    with pytest.raises(ValueError, match=r"none of this.*\n.*compile\(plan.optimizer"):
+        plan.fit(model, data())
+    assert plan.ledger.steps == 0
+
+
 def test_arrays_are_refused_with_the_lines_to_write():
     plan = plan_of()
     model = tf.keras.Sequential([tf.keras.layers.Dense(3)])

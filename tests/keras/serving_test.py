@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import math
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import tensorflow as tf
 from tests.keras.helpers import DPAdam, some_data
 from tests.stack import KERAS_3
 from tfdpclip import sampling
-from tfdpclip.keras import PrivacyBudget
+from tfdpclip.keras import PrivacyBudget, PrivacyPlan
 
 pytestmark = pytest.mark.unchecked
 
@@ -55,6 +56,63 @@ def trained():
     for _ in range(2):
         model.train_on_batch(x, y)
     return model, np.asarray(x, np.float32)
+
+
+def stated(path):
+    """What a file of a model says of its privacy, read without any library."""
+    config = json.loads(zipfile.ZipFile(path).read("config.json"))
+    return config["compile_config"]["optimizer"]["config"].get("privacy")
+
+
+def planned(optimizer=DPAdam, seed=None, **facts):
+    """A model with an optimizer of its plan, and data."""
+    plan = PrivacyPlan(8, 1e-4, examples=40, batch_size=8, epochs=2, **facts)
+    model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+    model.compile(plan.optimizer(optimizer, 0.1, seed=seed), "mse")
+    return plan, model, some_data(40)
+
+
+@pytest.mark.parametrize(
+    "optimizer, facts",
+    [
+        (DPAdam, {}),
+        pytest.param(
+            *(tf.keras.optimizers.Nadam, {"sampling": "shuffled"}),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *(tf.keras.optimizers.SGD, {"physical_batch_size": 4}),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_file_says_the_epsilon_of_its_own_steps(tmp_path, optimizer, facts):
+    plan, model, data = planned(optimizer, **facts)
+    path = str(tmp_path / "{epoch}.keras")
+    kept = tf.keras.callbacks.ModelCheckpoint(path)
+    plan.fit(model, data, callbacks=[kept], verbose=0)
+    before, found = (stated(path.format(epoch=epoch)) for epoch in (1, 2))
+    assert before["steps"] == plan.steps // 2 and found["steps"] == plan.steps
+    assert 0 < before["epsilon"] < found["epsilon"]
+    said = plan.statement()
+    assert found["epsilon"] == pytest.approx(said.epsilon, rel=1e-6)
+    assert found["delta"] == said.delta
+    # Loaded and saved, it says the same; after a step that no budget counted, nothing.
+    again = str(tmp_path / "again.keras")
+    loaded = tf.keras.models.load_model(path.format(epoch=2))
+    loaded.save(again)
+    assert stated(again) == found
+    for trained_on in (loaded, model):
+        trained_on.fit(*data, batch_size=4, verbose=0)
+        trained_on.save(again)
+        assert stated(again) is None
+
+
+def test_a_file_of_a_run_with_a_seed_says_that_it_is_not_private(tmp_path):
+    plan, model, data = planned(seed=1)
+    plan.fit(model, data, verbose=0)
+    model.save(str(tmp_path / "model.keras"))
+    assert stated(tmp_path / "model.keras")["epsilon"] == math.inf
 
 
 @pytest.mark.slow

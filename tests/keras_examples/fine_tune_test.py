@@ -14,7 +14,7 @@ from driver_kit.settings import UsageError
 from keras_examples import fine_tune, fine_tune_study, fine_tuning, text_records
 from keras_examples import tiny_language as tiny
 from keras_examples.text_records import Record
-from tests import stack
+from tests import source_tree, stack
 from tests.output_files import rows_of, words_of
 
 SMALL = tiny.Shape(length=12, layers=1, width=8, heads=2)
@@ -274,6 +274,26 @@ def test_a_preset_in_a_directory_is_tuned_and_saved(data, train):
     assert sum(changed) == 2  # Query and value of a block, with LoRA merged.
 
 
+def train_as_the_page_says(folder):
+    """Runs the program of docs/tutorials/fine_tuning.md on a preset of the folder."""
+    page = source_tree.ROOT / "docs" / "tutorials" / "fine_tuning.md"
+    text = page.read_text()
+    code = re.search(r"^```py\n(import keras_hub.*?)^```", text, re.S | re.M)
+    code = code[1].replace("bert_tiny_en_uncased", str(folder / "preset"))
+    names = {}
+    exec(code.replace("private.keras", str(folder / "private.keras")), names)
+    paths = [weight.path for weight in names["task"].backbone.trainable_variables]
+    assert len(paths) == 4 and not any("lora_kernel_a" in path for path in paths)
+    assert names["plan"].ledger.steps == names["plan"].steps
+    # KerasHub loads a task with its own optimizer, and with all weights (serving.md).
+    loaded = tf.keras.models.load_model(str(folder / "private.keras"))
+    assert len(loaded.backbone.trainable_variables) > 10
+    with pytest.raises(ValueError, match="none of this plan"):
+        names["plan"].replace(epochs=1).fit(loaded, (names["texts"], names["labels"]))
+    texts = np.array(names["texts"][:2])
+    np.testing.assert_allclose(loaded.predict(texts), names["task"].predict(texts))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not HUB, reason="keras_hub is not installed")
 def test_a_classifier_from_a_preset_in_a_directory_is_tuned_and_saved(data):
@@ -288,6 +308,7 @@ def test_a_classifier_from_a_preset_in_a_directory_is_tuned_and_saved(data):
         backbone=backbone, num_classes=2, preprocessor=preprocessor
     )
     task.save_to_preset(str(data / "preset"))
+    train_as_the_page_says(data)
     more = "--label_field=label", "--labels=a,b", f"--preset={data / 'preset'}"
     fine_tune.main(arguments(data, *more))
     after = models.BertTextClassifier.from_preset(str(data / "out" / "merged"))

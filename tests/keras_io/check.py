@@ -23,7 +23,7 @@ class NotRefusedAsSaid(AssertionError):
 
 
 def trained(setup: Setup, steps: int) -> str:
-    """Trains an example by a plan and `fit`; returns the verdict on its loss."""
+    """Trains an example by plans and `fit`; returns the verdict on its loss."""
     verdicts = []
     prove = engine.prove
 
@@ -32,6 +32,19 @@ def trained(setup: Setup, steps: int) -> str:
         verdicts.append(found.verdict)
         return found
 
+    def fit(model, **options):
+        return _fit(setup, model, steps, **options)
+
+    with mock.patch.object(engine, "prove", proven):
+        if setup.search is None:
+            fit(setup.model, **setup.options)
+        else:
+            setup.search(fit)
+    return "proven" if set(verdicts) == {Verdict.PROVEN} else "unknown"
+
+
+def _fit(setup: Setup, model, steps: int, callbacks=(), **options):
+    """Trains a model of an example by a plan; returns what `fit` returns."""
     plan = dpc.keras.PrivacyPlan(
         EPSILON,
         1e-3,
@@ -39,25 +52,22 @@ def trained(setup: Setup, steps: int) -> str:
         batch_size=BATCH,
         epochs=math.ceil(steps / STEPS_PER_EPOCH),
     )
-    model = setup.model
     setup.compile(model, plan.optimizer(dpc.keras.DPAdam, 1e-2))
-    batches = plan.batches(setup.data)
-    with mock.patch.object(engine, "prove", proven):
-        model.fit(
-            batches,
-            epochs=plan.epochs,
-            steps_per_epoch=min(steps, STEPS_PER_EPOCH),
-            callbacks=plan.callbacks,
-            verbose=0,
-            **setup.options,
-        )
+    history = model.fit(
+        plan.batches(setup.data),
+        epochs=plan.epochs,
+        steps_per_epoch=min(steps, STEPS_PER_EPOCH),
+        callbacks=[*plan.callbacks, *callbacks],
+        verbose=0,
+        **options,
+    )
     if plan.ledger.steps != min(steps, plan.steps):
         raise ValueError(f"{plan.ledger.steps} of {steps} steps were counted.")
     if not 0 < plan.statement().epsilon <= EPSILON:
         raise ValueError(f"The statement says epsilon {plan.statement().epsilon}.")
     if not all(np.isfinite(np.float32(w)).all() for w in model.trainable_variables):
         raise ValueError("Some weights are not finite.")
-    return "proven" if set(verdicts) == {Verdict.PROVEN} else "unknown"
+    return history
 
 
 def refusal(setup: Setup) -> str:

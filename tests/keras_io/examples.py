@@ -8,6 +8,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 import tfdpclip as dpc
+from tests import stack
 from tests.keras_io import further, steps
 from tests.keras_io.setup import (
     Setup,
@@ -31,12 +32,14 @@ class Example:
       published: the form of keras.io, where it is refused.
       error: parts of the error's text, each of which says what to do or why.
       change: the change that makes the published form train, or a remark.
+      needs: the package that the example needs beside TensorFlow, if any.
     """
 
     trains: Callable[[], Setup] | None
     published: Callable[[], Setup] | None = None
     error: tuple[str, ...] = ()
     change: str = ""
+    needs: str = ""
 
 
 def _tokens():
@@ -69,8 +72,8 @@ def _per_example_ctc():
 
 
 _CTC = (
-    "TensorFlow's CTC takes one example at a time, which fused LSTM and GRU layers do "
-    "not allow: the loop over time [below](#ctc), for sequences of one length"
+    "TensorFlow's CTC takes one example at a time, which Keras 2's fused LSTM and GRU "
+    "layers do not allow: the loop over time [below](#ctc), for sequences of one length"
 )
 _BATCHNORM = "`model = dpc.keras.convert_batchnorm(model)`: groups for batches"
 _PER_TOKEN = "`loss=dpc.keras.PerExampleLoss(loss)`: each example over its own tokens"
@@ -114,6 +117,13 @@ def _normalised(entry, build=of_entry, head=lambda model: model, **options) -> E
         ("convert_batchnorm",),
         _BATCHNORM,
     )
+
+
+def _of_ctc(changed, published) -> Example:
+    """A loss of TensorFlow's, behind layers that only Keras 2 fuses."""
+    if stack.KERAS_3:
+        return Example(published, change=_CTC)
+    return Example(changed, published, ("ctc_loss",), _CTC)
 
 
 VISION = {
@@ -172,11 +182,9 @@ VISION = {
         of_entry(IMAGES["denoising autoencoder"], loss=lambda: "binary_crossentropy")
     ),
     "Zero-DCE for low-light image enhancement": Example(steps.zero_dce),
-    "OCR model for reading Captchas": Example(
+    "OCR model for reading Captchas": _of_ctc(
         steps.captcha(steps.ctc_of_probabilities),
         steps.captcha(steps.tensorflows_ctc),
-        ("ctc_loss",),
-        _CTC,
     ),
     "3D image classification from CT scans": _normalised(
         IMAGES["3D images"], _of_yes_and_no, sigmoid
@@ -342,11 +350,9 @@ SERIES_AND_SOUND = {
     "Automatic Speech Recognition with Transformer": Example(
         of_entry(SERIES["speech by a transformer"], largest=20, classes=20)
     ),
-    "Automatic Speech Recognition using CTC": Example(
+    "Automatic Speech Recognition using CTC": _of_ctc(
         None,
         of_entry(SERIES["speech by CTC"], loss=_per_example_ctc, classes=5, smallest=1),
-        ("ctc_loss",),
-        _CTC,
     ),
     "Speaker Recognition": Example(_of_classes(SERIES["speakers by their spectra"])),
     "Audio classification with the STFT in the model": Example(
@@ -442,6 +448,20 @@ GUIDE = {
     ),
     "Customizing `fit`: `x, y, w = data`": Example(steps.guide_weighted),
     "Customizing `fit`: a loss of your own": Example(steps.guide_low_level),
+    "Image classification with KerasHub: ResNet": Example(
+        further.hub_resnet(converted=True),
+        further.hub_resnet(converted=False),
+        ("convert_batchnorm",),
+        "`backbone = dpc.keras.convert_batchnorm(task.backbone)`, and a task of that; "
+        "with a preset, [`dpc.keras.film(task)`](transfer.md#batch-normalisation)",
+        needs="keras_hub",
+    ),
+    "Getting started with KerasTuner": Example(
+        further.tuner,
+        change="a plan for each trial, in `HyperModel.fit`; the search [costs all "
+        "trials](search_cost.md#kerastuner), not the best one",
+        needs="keras_tuner",
+    ),
 }
 
 GROUPS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 
 import numpy as np
@@ -225,6 +226,64 @@ def mixup() -> Setup:
     model = Model([K.Input((6,)), L.Dense(8, "relu"), L.Dense(3, "softmax")])
     labels = np.eye(3, dtype="float32")[values(Of((), "int32"), 3, seed=1)]
     return Setup(model, (values(Of((6,))), labels), plain)
+
+
+# Packages beside Keras.
+
+
+def hub_resnet(converted: bool) -> Callable[[], Setup]:
+    """A task of KerasHub, whose preprocessor resizes and scales the images."""
+
+    def build():
+        import keras_hub
+
+        models = keras_hub.models
+        backbone = models.ResNetBackbone(
+            input_conv_filters=[64],
+            input_conv_kernel_sizes=[3],
+            stackwise_num_filters=[64, 16],
+            stackwise_num_blocks=[1, 1],
+            stackwise_num_strides=[1, 2],
+            block_type="basic_block",
+            image_shape=(16, 16, 3),
+        )
+        if converted:
+            backbone = dpc.keras.convert_batchnorm(backbone)
+        images = keras_hub.layers.ResNetImageConverter((16, 16), scale=1 / 255)
+        preprocessor = models.ResNetImageClassifierPreprocessor(images)
+        return _classes(
+            Of((20, 20, 3)),
+            models.ResNetImageClassifier(backbone, 3, preprocessor=preprocessor),
+        )
+
+    return build
+
+
+def tuner() -> Setup:
+    """A search for the width of a layer, with a plan for each trial."""
+    import keras_tuner
+
+    data = values(Of((6,))), values(Of((), "int32"), 3, seed=1)
+
+    def search(fit):
+        class Trials(keras_tuner.HyperModel):
+            def build(self, hp):
+                width = hp.Choice("width", [4, 8])
+                return K.Sequential([K.Input((6,)), L.Dense(width, "relu"), L.Dense(3)])
+
+            def fit(self, hp, model, **options):
+                histories.append(fit(model, **options))
+                return histories[-1]
+
+        histories = []
+        with tempfile.TemporaryDirectory() as folder:
+            search = keras_tuner.RandomSearch(
+                Trials(), "val_loss", max_trials=2, directory=folder
+            )
+            search.search(validation_data=data)
+        assert len(histories) == 2
+
+    return Setup(None, data, with_loss(_cross_entropy()), search=search)
 
 
 # Two views, and pairs of a batch.

@@ -27,12 +27,15 @@ class Setup:
       data: the argument of `plan.batches`.
       compile: compiles the model with an optimizer.
       options: further arguments of `fit`.
+      search: calls its argument, a private `fit`, with models of its own; None: the
+        model is trained.
     """
 
-    model: K.Model
+    model: K.Model | None
     data: Any
     compile: Callable[[K.Model, Any], None]
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    search: Callable[[Callable], None] | None = None
 
 
 def with_loss(loss: Any) -> Callable[[K.Model, Any], None]:

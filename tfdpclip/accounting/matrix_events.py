@@ -56,11 +56,8 @@ def correlated_event(
     GaussianDpEvent(noise_multiplier=2.0)
     """
     scheme = getattr(sampling, "scheme", sampling)
-    if not isinstance(matrix, NoiseMatrix):
-        raise ValueError(
-            "matrix must be a noise matrix of tfdpclip.correlated, such as "
-            f"BufferedToeplitz(...), got {_arguments.shown(matrix)}."
-        )
+    wanted = "a noise matrix of tfdpclip.correlated, such as BufferedToeplitz(...)"
+    _arguments.instance("matrix", matrix, NoiseMatrix, wanted)
     if not hasattr(scheme, "participation"):
         raise ValueError(
             "sampling must be a scheme of tfdpclip.sampling, such as "

@@ -42,11 +42,9 @@ class InnerSum:
     inflation: float = 1.0
 
     def __post_init__(self):
-        if not isinstance(self.factory, _tff.UnweightedAggregationFactory):
-            raise ValueError(
-                "factory must be a tff.aggregators.UnweightedAggregationFactory, got "
-                f"{_arguments.shown(self.factory)}."
-            )
+        wanted = "a tff.aggregators.UnweightedAggregationFactory"
+        factories = _tff.UnweightedAggregationFactory
+        _arguments.instance("factory", self.factory, factories, wanted)
         inflation = _arguments.positive("inflation", self.inflation)
         object.__setattr__(self, "inflation", inflation)
 

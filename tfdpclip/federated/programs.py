@@ -52,11 +52,8 @@ class CohortDataSource(_tff.FederatedDataSource):
         federated_type: Any,
         name: str = "train",
     ):
-        if not isinstance(budget, accounting.RoundBudget):
-            raise ValueError(
-                "budget must be a dpc.accounting.RoundBudget, got "
-                f"{_arguments.shown(budget)}."
-            )
+        wanted = "a dpc.accounting.RoundBudget"
+        _arguments.instance("budget", budget, accounting.RoundBudget, wanted)
         if budget.noise is not None:
             raise ValueError(
                 "budget must have independent noise: a program saves the server's "
@@ -66,12 +63,8 @@ class CohortDataSource(_tff.FederatedDataSource):
             )
         _arguments.function("data_of", data_of, 1)
         _arguments.text("name", name)
-        if not isinstance(federated_type, _tff.AnyType):
-            raise ValueError(
-                "federated_type must be a type of TFF, such as "
-                "tff.FederatedType(np.int32, tff.CLIENTS), got "
-                f"{_arguments.shown(federated_type)}."
-            )
+        wanted = "a type of TFF, such as tff.FederatedType(np.int32, tff.CLIENTS)"
+        _arguments.instance("federated_type", federated_type, _tff.AnyType, wanted)
         self._budget = budget
         self._data_of = data_of
         self._federated_type = federated_type

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdpclip._arguments import shown
+from tfdpclip._arguments import instance
 from tfdpclip._docs import see
 from tfdpclip.clipping import ClipRule
 from tfdpclip.gradients.engine import PerExampleGradients
@@ -98,10 +98,7 @@ def clipped_sum(
     >>> sums[0].numpy().round(3).tolist()
     [0.6, 1.3]
     """
-    if not isinstance(rule, ClipRule):
-        raise ValueError(
-            f"rule must be a clip rule, such as FixedClip(1.0), got {shown(rule)}."
-        )
+    instance("rule", rule, ClipRule, "a clip rule, such as FixedClip(1.0)")
     options.setdefault("groups", rule.assignment)
     gradients = _of_records(loss, variables, options)
     return gradients.clipped_sum(rule, state), gradients.norms

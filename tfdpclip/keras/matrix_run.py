@@ -291,10 +291,7 @@ def check_secret(secret: Any, ledger: Ledger, noise: Any) -> None:
     """
     if secret is None:
         return
-    if not isinstance(secret, (str, os.PathLike)):
-        raise ValueError(
-            f"secret must be the path of a file, got {_arguments.shown(secret)}."
-        )
+    _arguments.instance("secret", secret, (str, os.PathLike), "the path of a file")
     for own in [] if noise is None else _arguments.foreign(noise.matrix, NoiseMatrix):
         raise ValueError(
             "secret needs a ledger in a file, but a ledger cannot read "

@@ -9,12 +9,16 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip import _arguments
 from tfdpclip.keras import _compat
 
 _L = tf.keras.layers
 # A group with fewer elements has no useful statistics: with one element, every input is
 # mapped to the offset; with two elements, to plus or minus the scale.
 _LEAST_PER_GROUP = 16
+# The methods by which a class of models may train, or predict, in a way of its own.
+_METHODS = ("compile", "compute_loss", "fit", "evaluate", "predict", "train_step")
+_METHODS += ("test_step", "predict_step")
 
 
 @_compat.saving.register_keras_serializable("tfdpclip")
@@ -92,8 +96,9 @@ def convert_batchnorm(model: tf.keras.Model, groups: int = 32) -> tf.keras.Model
 
     Raises:
       ValueError: if the model is not built, is subclassed, hides a batch normalisation
-        inside a custom layer, or has none at all, or if `groups` is not a positive
-        integer.
+        inside a custom layer, or has none at all, if its class has a `train_step`,
+        `fit` or `predict` that the copy would not have, or if `groups` is not a
+        positive integer.
 
     >>> model = tf.keras.Sequential([
     ...     tf.keras.Input((8, 8, 3)), tf.keras.layers.Conv2D(48, 3),
@@ -101,8 +106,7 @@ def convert_batchnorm(model: tf.keras.Model, groups: int = 32) -> tf.keras.Model
     >>> convert_batchnorm(model).get_layer("bn").groups
     24
     """
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
-        raise ValueError(f"groups must be an integer, 1 or above, got {groups!r}.")
+    groups = _arguments.integer("groups", groups, 1)
     if isinstance(model, tf.keras.Model) and not _can_convert(model):
         raise ValueError(
             f"model {model.name!r} is a subclass of tf.keras.Model, and only its code "
@@ -115,6 +119,19 @@ def convert_batchnorm(model: tf.keras.Model, groups: int = 32) -> tf.keras.Model
         raise ValueError("model has no BatchNormalization: use it without conversion.")
     conversion = _Conversion(groups)
     converted = conversion.of(model)
+    lost = [
+        n
+        for n in _METHODS
+        if getattr(type(converted), n) is not getattr(type(model), n)
+    ]
+    if lost:
+        name = type(model).__name__
+        raise ValueError(
+            f"model is a {name} with its own {', '.join(lost)}, which a copy of its "
+            "layers would not have. Convert a part of it, as backbone = "
+            "dpc.keras.convert_batchnorm(model.backbone), and build a "
+            f"{name} of that, or write tf.keras.layers.GroupNormalization in its code."
+        )
     while not conversion.copy_weights():
         converted = conversion.of(model)
     _warn_of_shared([layer for layer in conversion.kept.values() if layer.weights])

@@ -6,6 +6,7 @@ untrue.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,6 @@ from tfdpclip._arguments import (
     integer,
     non_negative,
     positive,
-    shown,
 )
 from tfdpclip._schedules import Schedule, as_config, setting, value_at
 from tfdpclip.clipping import ClipRule, QuantileClip, as_rule, serialize_rule
@@ -65,15 +65,9 @@ class OptimizerSettings:
         noise_multiplier = setting("noise_multiplier", noise_multiplier, non_negative)
         if expected_batch_size is not None:
             expected_batch_size = positive("expected_batch_size", expected_batch_size)
-        if (
-            isinstance(accumulation_steps, bool)
-            or not isinstance(accumulation_steps, int)
-            or not 1 <= accumulation_steps < 2**31
-        ):
-            raise ValueError(
-                f"accumulation_steps must be an integer, 1 or above, got "
-                f"{shown(accumulation_steps)}."
-            )
+        accumulation_steps = integer(
+            "accumulation_steps", accumulation_steps, 1, 2**31 - 1
+        )
         choice("check_gradients", check_gradients, ("first", "always", "never"))
         positive("gradient_memory", gradient_memory)
         perturbation = non_negative("perturbation", perturbation)
@@ -87,6 +81,8 @@ class OptimizerSettings:
         self._bound_mechanism: Mechanism | None = None
         # Called once with the variables: a plan's rate depends on their number.
         self._fit_rate: Callable[[list[tf.Variable]], None] | None = None
+        # A budget's epsilon, delta and step, as text: Keras would track a dictionary.
+        self._spent = "{}"
         self._noise_setting = noise_multiplier
         self._expected_batch_size = expected_batch_size
         self._accumulation_steps = accumulation_steps
@@ -218,6 +214,11 @@ class OptimizerSettings:
             )
         return self._bound_mechanism
 
+    def _state_spent(self, epsilon: float, delta: float) -> None:
+        """Has files of this step say the spent budget, as `privacy` of the config."""
+        spent = {"epsilon": epsilon, "delta": delta, "steps": int(self.iterations)}
+        self._spent = json.dumps(spent)
+
     def get_config(self) -> dict[str, Any]:
         """The settings; ``from_config`` makes an equal optimizer from them."""
         config = super().get_config()
@@ -236,4 +237,15 @@ class OptimizerSettings:
             public_variables=list(self._public_variables.names),
             seed=self._seed,
         )
+        spent = json.loads(self._spent)
+        if spent and spent["steps"] == int(self.iterations):
+            config["privacy"] = spent
         return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Makes an optimizer from the result of `get_config`."""
+        settings = {name: value for name, value in config.items() if name != "privacy"}
+        made = super().from_config(settings, *args, **kwargs)
+        made._spent = json.dumps(config.get("privacy", {}))
+        return made

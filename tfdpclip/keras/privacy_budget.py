@@ -123,12 +123,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         _arguments.choice("accountant", accountant, accountants.ACCOUNTANTS)
         self._batches = sampling if isinstance(sampling, Batches) else None
         self.sampling = getattr(sampling, "scheme", sampling)
-        if not isinstance(self.sampling, SamplingScheme):
-            raise ValueError(
-                "sampling must be a scheme of tfdpclip.sampling, such as "
-                "Poisson(rate), or batches of a scheme; got "
-                f"{_arguments.shown(sampling)}."
-            )
+        wanted = "a scheme of tfdpclip.sampling, such as Poisson(rate), or its batches"
+        _arguments.instance("sampling", self.sampling, SamplingScheme, wanted)
         if accountant == "gdp" and self.sampling.amplified and epsilon != math.inf:
             raise ValueError(
                 'accountant="gdp" approximates sampling and cannot keep a budget; use '
@@ -425,6 +421,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         ends = self.model.stop_training or epoch + 1 == self.params.get("epochs")
         own = self._remaining.spent(exactly=ends) if self._workers.chief else 0.0
         (spent,) = self._workers.broadcast(own)
+        if isinstance(self._optimizer, OptimizerVariables):
+            seeded = any(phase.seeded for phase in self._ledger.phases)
+            self._optimizer._state_spent(math.inf if seeded else spent, self.delta)
         if logs is not None:
             logs["epsilon"] = spent
             logs.update(self._metrics.end())

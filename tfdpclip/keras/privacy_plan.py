@@ -564,8 +564,15 @@ class PrivacyPlan(BudgetPlan):
           Keras's history, with `epsilon` and `clip_norm` of each epoch.
 
         Raises:
-          ValueError: If an option belongs to the plan or to `data`.
+          ValueError: If the model has an optimizer of another origin, or an option
+            belongs to the plan or to `data`.
         """
+        optimizer = getattr(model, "optimizer", None)
+        if not isinstance(optimizer, PrivateOptimizer):
+            raise ValueError(
+                f"model has the optimizer {getattr(optimizer, 'name', None)}, and none "
+                f"of this plan (a task of KerasHub compiles itself). Write\n{_LINES}"
+            )
         for name, instead in _IN_FIT.items():
             if name in options:
                 raise ValueError(f"{name} is no option of plan.fit: {instead}.")
@@ -582,7 +589,7 @@ class PrivacyPlan(BudgetPlan):
         else:
             self._check_size(data)
             self._batches = data
-        strategy = model.optimizer._scope.strategy
+        strategy = optimizer._scope.strategy
         several = strategy.num_replicas_in_sync > 1
         size = steps_per_execution
         together = _compat.EXECUTES_ON_REPLICAS or not several

@@ -249,11 +249,8 @@ def join_noise(state: Any, memory: NoiseMemory) -> Any:
     Raises:
       ValueError: if the memory was split from a different state.
     """
-    if not isinstance(memory, NoiseMemory):
-        raise ValueError(
-            "memory must be the second result of split_noise(state), or "
-            f"NoiseMemory.load(path), got {_arguments.shown(memory)}."
-        )
+    wanted = "the second result of split_noise(state), or NoiseMemory.load(path)"
+    _arguments.instance("memory", memory, NoiseMemory, wanted)
     ours, theirs = _noise_in(state), memory._content
     if (
         any(np.shape(ours[name]) != theirs[name].shape for name in theirs)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip._arguments import boolean, integer, non_negative
+from tfdpclip._arguments import boolean, integer
 from tfdpclip._constants import vector
 from tfdpclip._devices import on_cpus
 from tfdpclip._outside import outside_of_functions
@@ -69,9 +69,7 @@ class GaussianNoise:
     ):
         self.hardened = boolean("hardened", hardened)
         if seed is not None:
-            if isinstance(seed, bool) or not isinstance(seed, int):
-                raise ValueError(f"seed must be an integer or None, got {seed!r}.")
-            non_negative("seed", seed)
+            seed = integer("seed", seed)
         if replica is not None:
             integer("replica", replica)
         self.seed = seed

@@ -59,11 +59,8 @@ class CorrelatedNoise:
     sampling: SamplingScheme
 
     def __post_init__(self):
-        if not isinstance(self.matrix, correlated.NoiseMatrix):
-            raise ValueError(
-                "matrix must be a noise matrix of tfdpclip.correlated, such as "
-                f"SquareRootToeplitz(16), got {_arguments.shown(self.matrix)}."
-            )
+        wanted = "a noise matrix of tfdpclip.correlated, such as SquareRootToeplitz(16)"
+        _arguments.instance("matrix", self.matrix, correlated.NoiseMatrix, wanted)
         scheme = getattr(self.sampling, "scheme", self.sampling)
         if not isinstance(scheme, SamplingScheme):
             raise ValueError(

@@ -99,11 +99,8 @@ class Grid:
         }
         for name, check in checks.items():
             object.__setattr__(self, name, _values(name, getattr(self, name), check))
-        if not isinstance(self.others, Mapping):
-            raise ValueError(
-                "others must be a dictionary of a name and its values, got "
-                f"{_arguments.shown(self.others)}."
-            )
+        wanted = "a dictionary of a name and its values"
+        _arguments.instance("others", self.others, Mapping, wanted)
         others = {
             name: _values(f"others[{name!r}]", values, _plain)
             for name, values in dict(self.others).items()
@@ -242,10 +239,7 @@ def _check_run_arguments(
     grid, run, metric, maximize, plan, delta, search, max_runs, progress, spent
 ) -> int | None:
     """Raises ValueError unless the arguments of `run_grid` fit; returns `max_runs`."""
-    if not isinstance(grid, Grid):
-        raise ValueError(
-            f"grid must be a dpc.tuning.Grid, got {_arguments.shown(grid)}."
-        )
+    _arguments.instance("grid", grid, Grid, "a dpc.tuning.Grid")
     _arguments.function("run", run, 1)
     _arguments.text("metric", metric)
     _arguments.boolean("maximize", maximize)

@@ -44,12 +44,8 @@ class TrainingPlan:
     unit: str = "example"
 
     def __post_init__(self):
-        if not isinstance(self.sampling, SamplingScheme):
-            raise ValueError(
-                "sampling must be a scheme of dpc.sampling, got "
-                f"{_arguments.shown(self.sampling)}. "
-                "For example dpc.sampling.Poisson(rate=0.01)."
-            )
+        wanted = "a scheme of dpc.sampling, such as dpc.sampling.Poisson(rate=0.01)"
+        _arguments.instance("sampling", self.sampling, SamplingScheme, wanted)
         z = _arguments.non_negative("noise_multiplier", self.noise_multiplier)
         object.__setattr__(self, "noise_multiplier", z)
         object.__setattr__(self, "steps", _arguments.integer("steps", self.steps))
@@ -89,10 +85,7 @@ class RandomStopping:
     def draw(self, rng: np.random.Generator | None = None) -> int:
         """Draws a number of runs, by default from the operating system's entropy."""
         rng = np.random.default_rng() if rng is None else rng
-        if not isinstance(rng, np.random.Generator):
-            raise ValueError(
-                f"rng must be a numpy Generator, got {_arguments.shown(rng)}."
-            )
+        _arguments.instance("rng", rng, np.random.Generator, "a numpy Generator")
         return min(int(rng.geometric(1 / self.mean)), _MOST_RUNS)
 
     def rdp(self, curve: np.ndarray) -> np.ndarray:
@@ -214,13 +207,14 @@ def search_privacy(
     ledgers = [plan for plan in plans if isinstance(plan, Ledger)]
     runs = [plan for plan in plans if not isinstance(plan, Ledger)]
     for run in runs:
-        if not isinstance(run, TrainingPlan):
-            raise ValueError(
-                "plans must be TrainingPlans, or Ledgers of runs, got "
-                f"{_arguments.shown(run)}."
-            )
+        wanted = "TrainingPlans, or Ledgers of runs"
+        _arguments.instance("plans", run, TrainingPlan, wanted)
     if any(not ledger.phases for ledger in ledgers):
-        raise ValueError("plans: a ledger is empty, so its run is not known.")
+        raise ValueError(
+            "plans: a ledger has no phase, so its run is not known. A run that ended "
+            "before its first step costs nothing: leave its ledger out, as by "
+            "[ledger for ledger in ledgers if ledger.steps]."
+        )
     if ledgers and search is not None:
         raise ValueError(
             "plans: a ledger records a run that was made. With search=, give every "
@@ -355,10 +349,9 @@ def _cost_of_best(
 
 def check_search(search: RandomStopping | None) -> None:
     """Raises ValueError for anything but random stopping or None."""
-    if search is not None and not isinstance(search, RandomStopping):
-        raise ValueError(
-            f"search must be a RandomStopping or None, got {_arguments.shown(search)}."
-        )
+    if search is not None:
+        wanted = "a RandomStopping or None"
+        _arguments.instance("search", search, RandomStopping, wanted)
 
 
 def check_spent(spent: Ledger | None) -> None:

@@ -93,11 +93,6 @@ def rule_for(*kinds: str) -> Callable[[Callable], Callable]:
     return register
 
 
-def kinds_with_rules() -> tuple[str, ...]:
-    """The types of op that have a rule."""
-    return tuple(_RULES)
-
-
 class _HasRowsOfItsOwn(Exception):
     """A parameter that has a part of its own for each row of the output."""
 

@@ -226,6 +226,59 @@ def test_fit_takes_arrays_callbacks_validation_and_class_weights():
     assert plan.ledger.epsilon() <= 3.0
 
 
+def a_table():
+    """A model of a column of texts and one of numbers, its plan, frame and labels."""
+    pandas = pytest.importorskip("pandas")
+    layers = tf.keras.layers
+    parts = {"age": tf.keras.Input((1,), name="age")}
+    parts["city"] = tf.keras.Input((1,), name="city", dtype="string")
+    look_up = layers.StringLookup(vocabulary=["Oslo", "Rome"], output_mode="one_hot")
+    hidden = layers.Concatenate()([parts["age"], look_up(parts["city"])])
+    model = tf.keras.Model(parts, layers.Dense(3)(hidden))
+    plan = plan_of(batch_size=40, epochs=1)
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(plan.optimizer(), loss)
+    x, y = data()
+    towns = ["Oslo", "Rome", "Ys", "Bern"] * (EXAMPLES // 4)
+    return model, plan, pandas.DataFrame({"age": x[:, 0], "city": towns}), y
+
+
+COLUMNS = {
+    "dict": dict,
+    "arrays": lambda frame: {c: frame[c].to_numpy() for c in frame},
+    "texts": lambda frame: {c: np.array(frame[c].tolist()) for c in frame},
+    "categories": lambda frame: dict(frame.astype({"city": "category"})),
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [k if k == "dict" else pytest.param(k, marks=pytest.mark.slow) for k in COLUMNS],
+)
+def test_held_out_tables_are_read_as_those_that_train(kind):
+    """Keras 3 would raise after the first epoch, whose steps are spent."""
+    model, plan, frame, y = a_table()
+    x = COLUMNS[kind](frame)
+    logs = plan.fit(model, (x, y), validation_data=(x, y), verbose=0).history
+    arrays = COLUMNS["arrays"](frame)
+    expected = model.evaluate(arrays, y, verbose=0)
+    assert logs["val_loss"][-1] == pytest.approx(expected, rel=1e-5)
+    assert model.predict(arrays, verbose=0).shape == (EXAMPLES, 3)
+
+
+def test_held_out_tables_that_cannot_be_read_spend_nothing():
+    model, plan, frame, y = a_table()
+    held_out = dict(frame.astype({"city": object}))
+    held_out["city"][3] = None
+    for x, words in (
+        (frame, "column 'city' of x holds texts"),
+        (held_out, "x.'city'. has gaps"),
+    ):
+        with pytest.raises(ValueError, match=f"validation_data: .*{words}"):
+            plan.fit(model, (dict(frame), y), validation_data=(x, y), verbose=0)
+    assert not plan.ledger.phases
+
+
 def test_fit_of_people_takes_their_ids():
     plan = plan_of(100, batch_size=20, epochs=1, per_person=4)
     model = compiled(plan)

@@ -50,6 +50,8 @@ from tfdpclip.sampling.allocation import RandomAllocation
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
 from tfdpclip.sampling.capacity import fit_capacity
+from tfdpclip.sampling.columns import as_keras_reads
+from tfdpclip.sampling.sources import map_named
 from tfdpclip.tensorflow_privacy import ARGUMENTS
 
 _LINES = "    model.compile(plan.optimizer(), loss)\n    plan.fit(model, (x, y))"
@@ -582,6 +584,9 @@ class PrivacyPlan(BudgetPlan):
         else:
             self._check_size(data)
             self._batches = data
+        held_out = options.get("validation_data")
+        if isinstance(held_out, tuple):
+            options["validation_data"] = map_named(as_keras_reads, held_out)
         strategy = model.optimizer._scope.strategy
         several = strategy.num_replicas_in_sync > 1
         size = steps_per_execution

@@ -191,8 +191,8 @@ class TestFrames:
         [
             (
                 ["age", "city"],
-                r"'city' of x holds texts.*{c: x\[c\].to_numpy\(\) for c in x}.*StringLookup"
-                ".*PrivateStatistics",
+                r"'city' of x holds texts.*{c: x\[c\].to_numpy\(\) for c in x}"
+                ".*StringLookup.*PrivateStatistics",
             ),
             (["count", "kind"], "'kind' of x holds texts.*Give {c: x"),
             (["age", "pixels"], "'pixels' of x holds an array.*dict.x"),

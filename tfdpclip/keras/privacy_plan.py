@@ -43,6 +43,7 @@ from tfdpclip.keras.plan_choices import (
 )
 from tfdpclip.keras.privacy_budget import PrivacyBudget
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
+from tfdpclip.keras.replicas import gathers_ahead
 from tfdpclip.keras.watching.executions import runs_eagerly
 from tfdpclip.keras.watching.step_history import StepHistory, history_of
 from tfdpclip.noise.runs import CorrelatedNoise
@@ -588,14 +589,15 @@ class PrivacyPlan(BudgetPlan):
         if isinstance(held_out, tuple):
             options["validation_data"] = map_named(as_keras_reads, held_out)
         strategy = model.optimizer._scope.strategy
-        several = strategy.num_replicas_in_sync > 1
+        # A mirrored strategy of one device deals, too.
+        dealt = gathers_ahead(strategy)
         size = steps_per_execution
-        together = _compat.EXECUTES_ON_REPLICAS or not several
+        together = _compat.EXECUTES_ON_REPLICAS or not dealt
         if size is None and together and _compat.steps_per_execution(model) == 1:
             size = self.steps_per_execution
         if size is not None and not runs_eagerly(model):
             _compat.set_steps_per_execution(model, size)
-        if several:
+        if dealt:
             options["steps_per_epoch"] = data.steps_per_epoch * data.accumulation_steps
             data = data.distribute(strategy)
         return model.fit(

@@ -305,6 +305,33 @@ def test_fit_runs_in_executions_unless_the_model_has_its_own():
     assert len(calls) == plan.steps / 2
 
 
+class Generates(tf.keras.Sequential):
+    """As a GAN, it writes to weights beside the private ones in each step."""
+
+    def train_step(self, data):
+        x, y, w = tf.keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True), w)
+        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        self.beside.assign(0.5 * tf.convert_to_tensor(self.layers[0].kernel))
+        return {"loss": loss}
+
+
+def test_fit_runs_single_steps_of_a_model_with_a_train_step():
+    """Several in an execution would be refused where a step writes to such weights."""
+    plan = plan_of(batch_size=10, epochs=1)
+    model = Generates([tf.keras.Input([5]), tf.keras.layers.Dense(3)])
+    model.beside = tf.Variable(tf.zeros([5, 3]))
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(plan.optimizer(), loss)
+    calls = []
+    count = tf.keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: calls.append(batch)
+    )
+    plan.fit(model, data(), callbacks=[count], verbose=0)
+    assert len(calls) == plan.steps == plan.ledger.steps
+
+
 @pytest.mark.parametrize(
     "option",
     [

@@ -559,7 +559,8 @@ class PrivacyPlan(BudgetPlan):
           epochs: The epochs of this call, by default all of the plan's.
           callbacks: Further callbacks, called after those of the plan.
           steps_per_execution: Batches in one call of the training function; by default
-            the plan's, unless the model was compiled with its own.
+            the plan's, unless the model was compiled with its own, and 1 for a model
+            with a `train_step` of its own.
           **options: Further arguments of `model.fit`: `validation_data`,
             `class_weight`, `verbose`, `initial_epoch`.
 
@@ -592,7 +593,10 @@ class PrivacyPlan(BudgetPlan):
         # A mirrored strategy of one device deals, too.
         dealt = gathers_ahead(strategy)
         size = steps_per_execution
-        together = _compat.EXECUTES_ON_REPLICAS or not dealt
+        # Several steps of an own `train_step`, as of a GAN, may not follow each other
+        # without a look at the weights that a step writes beside the private ones.
+        alone = type(model).train_step is not tf.keras.Model.train_step
+        together = (_compat.EXECUTES_ON_REPLICAS or not dealt) and not alone
         if size is None and together and _compat.steps_per_execution(model) == 1:
             size = self.steps_per_execution
         if size is not None and not runs_eagerly(model):

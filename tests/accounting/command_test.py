@@ -380,7 +380,7 @@ def test_flags_have_the_names_of_the_arguments_of_plans(flag, capsys):
         (["past_run", "--noused_microbatching"], "Leave the flag out if every example"),
         (["past_run", "--used_microbatching=false"], "Leave the flag out"),
         (["epsilon", "--num_microbatches=4"], "write --unit=batch"),
-        (["epsilon", "--l2_norm_clip=1"], "noise over the clip norm"),
+        (["epsilon", "--l2_norm_clip=1"], "is noise over the clip norm"),
         (["past_run", "--max_examples_per_user=2"], "`people --per_person=8`"),
     ],
 )

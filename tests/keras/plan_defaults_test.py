@@ -305,6 +305,27 @@ def test_fit_runs_in_executions_unless_the_model_has_its_own():
     assert len(calls) == plan.steps / 2
 
 
+@pytest.mark.parametrize(
+    "layer, loss, kind",
+    [
+        (tf.keras.layers.BatchNormalization, None, dpc.ExampleIsolationError),
+        (None, lambda y, z: tf.reduce_max(z), dpc.LossStructureError),
+    ],
+)
+def test_fit_raises_what_a_single_step_raises(layer, loss, kind):
+    """AutoGraph has a message of its own for an error in several steps."""
+    plan = plan_of(batch_size=10, epochs=1)
+    assert plan.steps_per_execution > 1
+    layers = [tf.keras.Input([5]), *([layer()] if layer else [])]
+    model = tf.keras.Sequential([*layers, tf.keras.layers.Dense(3)])
+    entropy = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(plan.optimizer(), loss or entropy)
+    with pytest.raises(kind) as found:
+        plan.fit(model, data(), verbose=0)
+    text = str(found.value)
+    assert "See docs/pitfalls.md#" in text and "AutoGraph" not in text
+
+
 class Generates(tf.keras.Sequential):
     """As a GAN, it writes to weights beside the private ones in each step."""
 

@@ -37,11 +37,10 @@ _MICROBATCHES = (
     ". Leave the flag out if every example was clipped on its own; for microbatches of "
     "several examples, write --unit=batch."
 )
-#: What to write in the place of flags and arguments of tensorflow-privacy, as the end of
-#: absl's message.
+#: What to write in the place of tensorflow-privacy's flags: ends of absl's message.
 INSTEAD = {
-    "l2_norm_clip": ". Leave it out: --noise_multiplier is the noise over the clip norm.",
-    "max_examples_per_user": ". For the privacy of people, ask `people --per_person=8`.",
+    "l2_norm_clip": ". Leave it out: --noise_multiplier is noise over the clip norm.",
+    "max_examples_per_user": ". For people's privacy, ask `people --per_person=8`.",
     "num_microbatches": _MICROBATCHES,
     "used_microbatching": _MICROBATCHES,
 }

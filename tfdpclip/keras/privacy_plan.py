@@ -186,24 +186,8 @@ class PrivacyPlan(BudgetPlan):
         secret: str | os.PathLike[str] | None = None,
         **others: Any,
     ):
+        arguments = dict(locals())
         _refuse_others(others)
-        settings = dict(
-            epsilon=epsilon,
-            delta=delta,
-            examples=examples,
-            batch_size=batch_size,
-            epochs=epochs,
-            sampling=sampling,
-            noise=noise,
-            momentum=momentum,
-            physical_batch_size=physical_batch_size,
-            views=views,
-            per_person=per_person,
-            accountant=accountant,
-            ledger=ledger,
-            allow_change=allow_change,
-            secret=secret,
-        )
         self._set_record(views, per_person)
         self._momentum = check_noise(noise, momentum)
         if sampling is None:
@@ -232,7 +216,7 @@ class PrivacyPlan(BudgetPlan):
         matrix = named_matrix(noise, steps, drawn, self._momentum)
         self._noise = None if matrix is None else CorrelatedNoise(matrix, steps, drawn)
         super().__init__(
-            settings,
+            arguments,
             epsilon=epsilon,
             delta=delta,
             population=examples,
@@ -240,9 +224,6 @@ class PrivacyPlan(BudgetPlan):
             steps=steps,
             scheme=drawn,
             unit="example" if per_person is None else "person",
-            accountant=accountant,
-            ledger=ledger,
-            allow_change=allow_change,
             matrix=matrix,
         )
         check_secret(secret, self.ledger, self._noise)

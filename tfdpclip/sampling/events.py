@@ -140,14 +140,7 @@ class CappedPoissonSampledDpEvent(dp_accounting.DpEvent):
     def __attrs_post_init__(self):
         _arguments.integer("per_person", self.per_person, minimum=1)
         _arguments.rate("sampling_probability", self.sampling_probability)
-        check_event("event", self.event)
-        if self.source_dataset_size is not None:
-            _arguments.integer("source_dataset_size", self.source_dataset_size)
-        if self.capacity is None:
-            return
-        _arguments.integer("capacity", self.capacity, minimum=1)
-        if self.source_dataset_size is None:
-            raise ValueError("source_dataset_size must be given with capacity.")
+        _check_sampled(self)
 
     @property
     def overflow_probability(self) -> float:
@@ -212,14 +205,7 @@ class RandomAllocationDpEvent(dp_accounting.DpEvent):
                 f"steps must be at most steps_per_epoch = {self.steps_per_epoch}, got "
                 f"{_arguments.shown(self.steps)}: of an epoch, no more steps run."
             )
-        check_event("event", self.event)
-        if self.source_dataset_size is not None:
-            _arguments.integer("source_dataset_size", self.source_dataset_size)
-        if self.capacity is None:
-            return
-        _arguments.integer("capacity", self.capacity, minimum=1)
-        if self.source_dataset_size is None:
-            raise ValueError("source_dataset_size must be given with capacity.")
+        _check_sampled(self)
 
     @property
     def overflow_probability(self) -> float:
@@ -250,6 +236,18 @@ class AdditiveDeltaDpEvent(dp_accounting.DpEvent):
 
     def __attrs_post_init__(self):
         _arguments.delta(self.delta)
+
+
+def _check_sampled(sampled) -> None:
+    """Checks the event, the size of the data and the capacity of a sampled event."""
+    check_event("event", sampled.event)
+    if sampled.source_dataset_size is not None:
+        _arguments.integer("source_dataset_size", sampled.source_dataset_size)
+    if sampled.capacity is None:
+        return
+    _arguments.integer("capacity", sampled.capacity, minimum=1)
+    if sampled.source_dataset_size is None:
+        raise ValueError("source_dataset_size must be given with capacity.")
 
 
 def overflow_probability(population: int, rate: float, capacity: int) -> float:

@@ -13,7 +13,36 @@ from tfdpclip.sampling.capacity import MOST_ROWS
 from tfdpclip.sampling.sources import Source
 
 
-class People(Source):
+class _ExamplesOfPeople(Source):
+    """Examples, with the person of each.
+
+    Args:
+      source: the examples.
+      ids: the person of each example, `[n]`: integers or texts.
+    """
+
+    of_people = True
+
+    def __init__(self, source: Source, ids: Any):
+        self._examples = source
+        self.ids = checked_ids(ids, source.size)
+        self.row_spec = source.row_spec
+        self.threads = source.threads
+        self.assumptions = source.assumptions
+
+    @property
+    def arrays(self):
+        return self._examples.arrays
+
+    @property
+    def given(self):
+        return self._examples.given
+
+    def marks(self) -> str | None:
+        return self._examples.marks()
+
+
+class People(_ExamplesOfPeople):
     """People to draw from; a step has a few examples of each drawn person.
 
     *Formal guarantees*
@@ -37,13 +66,10 @@ class People(Source):
       ValueError: if ids are not integers or texts, one for each example.
     """
 
-    of_people = True
-
     def __init__(self, source: Source, ids: Any, per_person: int):
-        self._examples = source
+        super().__init__(source, ids)
         self.draws_rows = True
         self.rows_each = _arguments.integer("per_person", per_person, 1, MOST_ROWS)
-        self.ids = checked_ids(ids, source.size)
         names, owners, counts = np.unique(
             self.ids, return_inverse=True, return_counts=True
         )
@@ -52,9 +78,6 @@ class People(Source):
         self._places = np.argsort(np.reshape(owners, -1), kind="stable")
         self._starts, self._counts = np.cumsum(counts) - counts, counts
         self.leaves_over = bool(counts.min() < self.rows_each)
-        self.row_spec = source.row_spec
-        self.threads = source.threads
-        self.assumptions = source.assumptions
 
     @property
     def row_bytes(self) -> int:
@@ -62,17 +85,6 @@ class People(Source):
 
     def kept(self) -> Source:
         return People(self._examples.kept(), self.ids, self.rows_each)
-
-    @property
-    def arrays(self):
-        return self._examples.arrays
-
-    @property
-    def given(self):
-        return self._examples.given
-
-    def marks(self) -> str | None:
-        return self._examples.marks()
 
     def digest(self) -> str:
         told = sources._digest(len(self.ids), ((self.ids,),))
@@ -118,7 +130,7 @@ class People(Source):
         )
 
 
-class CappedExamples(Source):
+class CappedExamples(_ExamplesOfPeople):
     """Examples to draw from, with at most `per_person` examples of any person.
 
     *Formal guarantees*: the kept examples of a person are a uniform choice that does
@@ -135,13 +147,10 @@ class CappedExamples(Source):
       ValueError: if ids are not integers or texts, one for each example.
     """
 
-    of_people = True
-
     def __init__(
         self, source: Source, ids: Any, per_person: int, rng: np.random.Generator
     ):
-        self._examples = source
-        self.ids = checked_ids(ids, source.size)
+        super().__init__(source, ids)
         _, owners, counts = np.unique(self.ids, return_inverse=True, return_counts=True)
         # The first `per_person` examples of each person in a random order.
         mixed = rng.permutation(source.size)
@@ -149,20 +158,6 @@ class CappedExamples(Source):
         starts = np.repeat(np.cumsum(counts) - counts, counts)
         self._kept = np.sort(mixed[np.arange(source.size) - starts < per_person])
         self.size = len(self._kept)
-        self.row_spec = source.row_spec
-        self.threads = source.threads
-        self.assumptions = source.assumptions
-
-    @property
-    def arrays(self):
-        return self._examples.arrays
-
-    @property
-    def given(self):
-        return self._examples.given
-
-    def marks(self) -> str | None:
-        return self._examples.marks()
 
     def digest(self) -> str:
         told = sources._digest(self.size, ((self.ids[self._kept], self._kept),))

@@ -11,7 +11,7 @@ import inspect
 import math
 import operator
 from collections.abc import Callable, KeysView, Mapping, Set
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from tfdpclip.kernel.checks import foreign as foreign
 from tfdpclip.kernel.checks import non_negative as non_negative
 from tfdpclip.kernel.checks import positive as positive
 
+Checked = TypeVar("Checked")
 # Above this, floats skip integers, and no data set is this large.
 _MOST_RECORDS = 2**53
 
@@ -41,6 +42,17 @@ def whole(value: Any) -> int | None:
         return operator.index(value)
     except (AttributeError, TypeError):
         return int(number)
+
+
+def optional(
+    check: Callable[..., Checked], name: str, value: Any, *limits: Any
+) -> Checked | None:
+    """Returns None for None, and any other value as `check` of this module has it.
+
+    >>> optional(integer, "epochs", None), optional(integer, "epochs", 3, 1)
+    (None, 3)
+    """
+    return None if value is None else check(name, value, *limits)
 
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:

@@ -204,11 +204,9 @@ class Ledger(Spending):
             `change` is False, or if the neighbouring relations differ.
           ValueError: If an argument is out of range.
         """
-        if seed is not None:
-            _arguments.integer("seed", seed)
+        _arguments.optional(_arguments.integer, "seed", seed)
         _arguments.boolean("change", change)
-        if holder is not None:
-            _arguments.text("holder", holder)
+        _arguments.optional(_arguments.text, "holder", holder)
         seeded = seed is not None or getattr(sampling, "seed", None) is not None
         phase = Phase(
             getattr(sampling, "scheme", sampling),

@@ -278,8 +278,7 @@ class BudgetPlan(ShownAsText, abc.ABC):
           ValueError: If no step ran yet, or the format is unknown.
           PrivacyMismatchError: If steps ran that the plan did not see.
         """
-        if format is not None:
-            _arguments.choice("format", format, FORMATS)
+        _arguments.optional(_arguments.choice, "format", format, FORMATS)
         self._refuse_unseen()
         if not self.ledger.phases:
             raise ValueError(

@@ -193,8 +193,7 @@ class PrivacyPlan(BudgetPlan):
         if sampling is None:
             sampling = "poisson" if noise == "independent" else "fixed_order"
         epsilon, delta, examples = check_facts(epsilon, delta, "examples", examples)
-        if epochs is not None:
-            epochs = _arguments.integer("epochs", epochs, 1)
+        epochs = _arguments.optional(_arguments.integer, "epochs", epochs, 1)
         if batch_size is not None:
             batch_size = _arguments.integer("batch_size", batch_size, 1)
             if batch_size > examples:

@@ -360,8 +360,7 @@ class PrivateStatistics(ShownAsText):
             no release is left.
         """
         k = _arguments.integer("per_record", per_record, 1, _MOST_PER_RECORD)
-        if most is not None:
-            most = _arguments.integer("most", most, 1)
+        most = _arguments.optional(_arguments.integer, "most", most, 1)
         counts: dict[Any, int] = {}
         refuse_other_rows([("people", self._people), ("values", values)])
         records = _records(values)

@@ -55,6 +55,23 @@ def optional(
     return None if value is None else check(name, value, *limits)
 
 
+def set_field(
+    instance: Any, name: str, check: Callable[..., Any], *limits: Any
+) -> None:
+    """Sets a field of a frozen dataclass to its value, as `check` has it; None stays.
+
+    Args:
+      instance: the dataclass.
+      name: the field, which may be None only by default.
+      check: a function of this module, or one like it.
+      *limits: further arguments of `check`.
+    """
+    value = getattr(instance, name)
+    if value is not None or getattr(type(instance), name, 0) is not None:
+        value = check(name, value, *limits)
+    object.__setattr__(instance, name, value)
+
+
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     """Returns `value`, or raises ValueError unless it is one of `allowed`."""
     # `in` alone would compare arrays elementwise.

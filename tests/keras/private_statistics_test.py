@@ -266,7 +266,7 @@ class TestABlock:
                 lambda: len(town),
                 lambda: print(town),
             ):
-                with pytest.raises(AttributeError, match="below the block"):
+                with pytest.raises(AttributeError, match="Read it below"):
                     read()
             for use in (lambda: statistics.ledger, lambda: statistics.plan(3)):
                 with pytest.raises(ValueError, match="plan below the block"):

@@ -47,8 +47,7 @@ class InnerSum:
                 "factory must be a tff.aggregators.UnweightedAggregationFactory, got "
                 f"{_arguments.shown(self.factory)}."
             )
-        inflation = _arguments.positive("inflation", self.inflation)
-        object.__setattr__(self, "inflation", inflation)
+        _arguments.set_field(self, "inflation", _arguments.positive)
 
 
 class ClippedMeanFactory(RoundCosts):

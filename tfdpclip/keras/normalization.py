@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip import _arguments
 from tfdpclip.keras import _compat
 
 _L = tf.keras.layers
@@ -101,8 +102,7 @@ def convert_batchnorm(model: tf.keras.Model, groups: int = 32) -> tf.keras.Model
     >>> convert_batchnorm(model).get_layer("bn").groups
     24
     """
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
-        raise ValueError(f"groups must be an integer, 1 or above, got {groups!r}.")
+    groups = _arguments.integer("groups", groups, 1)
     if isinstance(model, tf.keras.Model) and not _can_convert(model):
         raise ValueError(
             f"model {model.name!r} is a subclass of tf.keras.Model, and only its code "

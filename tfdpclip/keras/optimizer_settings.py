@@ -16,8 +16,8 @@ from tfdpclip._arguments import (
     choice,
     integer,
     non_negative,
+    optional,
     positive,
-    shown,
 )
 from tfdpclip._schedules import Schedule, as_config, setting, value_at
 from tfdpclip.clipping import ClipRule, QuantileClip, as_rule, serialize_rule
@@ -63,17 +63,12 @@ class OptimizerSettings:
         self._check_missing(noise_multiplier, expected_batch_size, unit)
         rule = DEFAULT_CLIP if clip is None else as_rule(clip)
         noise_multiplier = setting("noise_multiplier", noise_multiplier, non_negative)
-        if expected_batch_size is not None:
-            expected_batch_size = positive("expected_batch_size", expected_batch_size)
-        if (
-            isinstance(accumulation_steps, bool)
-            or not isinstance(accumulation_steps, int)
-            or not 1 <= accumulation_steps < 2**31
-        ):
-            raise ValueError(
-                f"accumulation_steps must be an integer, 1 or above, got "
-                f"{shown(accumulation_steps)}."
-            )
+        expected_batch_size = optional(
+            positive, "expected_batch_size", expected_batch_size
+        )
+        accumulation_steps = integer(
+            "accumulation_steps", accumulation_steps, 1, 2**31 - 1
+        )
         choice("check_gradients", check_gradients, ("first", "always", "never"))
         positive("gradient_memory", gradient_memory)
         perturbation = non_negative("perturbation", perturbation)

@@ -45,6 +45,7 @@ from tfdpclip.keras.privacy_budget import PrivacyBudget
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
 from tfdpclip.keras.replicas import gathers_ahead
 from tfdpclip.keras.watching.executions import runs_eagerly
+from tfdpclip.keras.watching.given_data import has_own_step
 from tfdpclip.keras.watching.step_history import StepHistory, history_of
 from tfdpclip.noise.runs import CorrelatedNoise
 from tfdpclip.sampling.allocation import RandomAllocation
@@ -203,10 +204,9 @@ class PrivacyPlan(BudgetPlan):
                 )
         check_sampling(sampling)
         check_accountant(accountant)
-        if physical_batch_size is not None:
-            physical_batch_size = _arguments.integer(
-                "physical_batch_size", physical_batch_size, 1
-            )
+        physical_batch_size = _arguments.optional(
+            _arguments.integer, "physical_batch_size", physical_batch_size, 1
+        )
         self.examples = examples
         self.batch_size, self.epochs = choose_length(examples, batch_size, epochs)
         self._asked = scheme_of(sampling, self.batch_size, examples)
@@ -575,8 +575,8 @@ class PrivacyPlan(BudgetPlan):
         size = steps_per_execution
         # Several steps of an own `train_step`, as of a GAN, may not follow each other
         # without a look at the weights that a step writes beside the private ones.
-        alone = type(model).train_step is not tf.keras.Model.train_step
-        together = (_compat.EXECUTES_ON_REPLICAS or not dealt) and not alone
+        together = _compat.EXECUTES_ON_REPLICAS or not dealt
+        together = together and not has_own_step(model)
         if size is None and together and _compat.steps_per_execution(model) == 1:
             size = self.steps_per_execution
         if size is not None and not runs_eagerly(model):

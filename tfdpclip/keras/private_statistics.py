@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -46,9 +48,8 @@ class _Released:
     def __getattr__(self, name: str) -> Any:
         if name in {field.name for field in dataclasses.fields(self)}:
             raise AttributeError(
-                f"{name} has no value before the release, at the end of the block "
-                "`with dpc.keras.PrivateStatistics(...) as statistics:`. Read "
-                f"{name} below the block."
+                f"{name} has no value before the end of the block `with "
+                "dpc.keras.PrivateStatistics(...) as statistics:`. Read it below."
             )
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
 
@@ -230,9 +231,8 @@ class PrivateStatistics(ShownAsText):
         """
         if self._waiting:
             raise ValueError(
-                "The statistics are released, and in the ledger, at the end of the "
-                "block `with dpc.keras.PrivateStatistics(...) as statistics:`. Make "
-                "the plan below the block."
+                "The end of the block `with dpc.keras.PrivateStatistics(...) as "
+                "statistics:` releases the statistics. Make the plan below the block."
             )
         return self._ledger
 
@@ -361,7 +361,6 @@ class PrivateStatistics(ShownAsText):
         """
         k = _arguments.integer("per_record", per_record, 1, _MOST_PER_RECORD)
         most = _arguments.optional(_arguments.integer, "most", most, 1)
-        counts: dict[Any, int] = {}
         refuse_other_rows([("people", self._people), ("values", values)])
         records = _records(values)
         self._check_count(len(records))
@@ -374,9 +373,7 @@ class PrivateStatistics(ShownAsText):
                 if len(own) == k:
                     break
                 own[token] = None
-        for own in found.values():
-            for token in own:
-                counts[token] = counts.get(token, 0) + 1
+        counts = collections.Counter(itertools.chain.from_iterable(found.values()))
         if len({type(token) for token in counts}) > 1:
             raise ValueError(
                 "values must be all strings or all whole numbers, got both. For "

@@ -241,12 +241,10 @@ class AdditiveDeltaDpEvent(dp_accounting.DpEvent):
 def _check_sampled(sampled) -> None:
     """Checks the event, the size of the data and the capacity of a sampled event."""
     check_event("event", sampled.event)
-    if sampled.source_dataset_size is not None:
-        _arguments.integer("source_dataset_size", sampled.source_dataset_size)
-    if sampled.capacity is None:
-        return
-    _arguments.integer("capacity", sampled.capacity, minimum=1)
-    if sampled.source_dataset_size is None:
+    size, capacity = sampled.source_dataset_size, sampled.capacity
+    _arguments.optional(_arguments.integer, "source_dataset_size", size)
+    _arguments.optional(_arguments.integer, "capacity", capacity, 1)
+    if capacity is not None and size is None:
         raise ValueError("source_dataset_size must be given with capacity.")
 
 

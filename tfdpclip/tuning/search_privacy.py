@@ -50,9 +50,8 @@ class TrainingPlan:
                 f"{_arguments.shown(self.sampling)}. "
                 "For example dpc.sampling.Poisson(rate=0.01)."
             )
-        z = _arguments.non_negative("noise_multiplier", self.noise_multiplier)
-        object.__setattr__(self, "noise_multiplier", z)
-        object.__setattr__(self, "steps", _arguments.integer("steps", self.steps))
+        _arguments.set_field(self, "noise_multiplier", _arguments.non_negative)
+        _arguments.set_field(self, "steps", _arguments.integer)
         _arguments.choice("unit", self.unit, events.UNITS)
 
     @property

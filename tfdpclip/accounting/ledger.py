@@ -480,8 +480,8 @@ class Ledger(Spending):
                     _arguments.text("counted", holder): _arguments.integer("counted", n)
                     for holder, n in content["counted"].items()
                 }
-                if content["holder"] is not None:
-                    ledger._holder = _arguments.text("holder", content["holder"])
+                holder = content["holder"]
+                ledger._holder = _arguments.optional(_arguments.text, "holder", holder)
         except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as e:
             raise ValueError(f"content is not that of a ledger: {e}") from e
         ledger._forfeit_reserved()

@@ -238,9 +238,9 @@ class PrivacyPlan(BudgetPlan):
     def _set_record(self, views: int, per_person: int | None) -> None:
         """Sets the rows of a record: views of an example, or examples of a person."""
         self.views = _arguments.integer("views", views, 1)
-        self.per_person = per_person
+        integer = _arguments.integer
+        self.per_person = _arguments.optional(integer, "per_person", per_person, 1)
         if per_person is not None:
-            self.per_person = _arguments.integer("per_person", per_person, 1)
             self._RECORDS = "people"
 
     def _shape_batches(self, physical_batch_size: int | None) -> SamplingScheme:

@@ -262,7 +262,7 @@ COMPLETED = {
     "value.toarray()": "scipy_sparse.toarray()",
     "x.to_tensor(shape=...)": "x.to_tensor(shape=[None, 4])",
     "PrivateStatistics(..., examples=len(x))": (
-        "PrivateStatistics(8.0, 1e-3, examples=32, releases=2)"
+        "PrivateStatistics(8.0, 1e-3, examples=len(x))"
     ),
     "PrivateStatistics(..., releases=2)": (
         "PrivateStatistics(8.0, 1e-3, examples=32, releases=2)"

@@ -212,7 +212,7 @@ class PrivateStatistics(ShownAsText):
 
     def __enter__(self) -> PrivateStatistics:
         if self._releases is None:
-            self._waiting = []
+            self._waiting = self._waiting or []
         return self
 
     def __exit__(self, error: Any, *_: Any) -> None:

@@ -595,7 +595,7 @@ def _explain_added_losses() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _raise_as_traced() -> Iterator[None]:
-    """Raises an error of this library that AutoGraph replaced by an error of its own.
+    """Raises an error that AutoGraph replaced by an error of its own.
 
     AutoGraph tries the first of several steps in an execution, and says of an error
     there that a variable of the loop is undefined.
@@ -604,7 +604,7 @@ def _raise_as_traced() -> Iterator[None]:
         yield
     except ValueError as error:
         name, _, text = str(error).partition(_STAGED)[2].partition(": ")
-        for kind in TracedError.__subclasses__():
+        for kind in (ValueError, TracedError, *TracedError.__subclasses__()):
             if kind.__name__ == name:
                 raise kind(text.replace("\n    ", "\n").rstrip()) from None
         raise

@@ -68,7 +68,6 @@ def test_python_blocks_run_in_order(capsys):
 )
 def test_python_blocks_of_docs_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    gc.collect()  # Elements that the loop of another page drew, and did not use.
     text = page.read_text()
     assert blocks("python", text)
     if page.stem in OWN_PROCESS:
@@ -83,6 +82,8 @@ def test_python_blocks_of_docs_run_in_order(page, tmp_path, monkeypatch):
         return
     names: dict = {}
     for block in python_blocks(text):
+        # A step of data that were not drawn is refused while an unused draw is alive.
+        gc.collect()
         exec(compile(block, page.name, "exec"), names)
 
 

@@ -261,6 +261,12 @@ COMPLETED = {
     "value.to_tensor(shape=[None, 50])": "rows.to_tensor(shape=[None, 50])",
     "value.toarray()": "scipy_sparse.toarray()",
     "x.to_tensor(shape=...)": "x.to_tensor(shape=[None, 4])",
+    "PrivateStatistics(..., examples=len(x))": (
+        "PrivateStatistics(8.0, 1e-3, examples=len(x))"
+    ),
+    "PrivateStatistics(..., releases=2)": (
+        "PrivateStatistics(8.0, 1e-3, examples=32, releases=2)"
+    ),
     "PrivateStatistics(..., people=ids)": (
         "PrivateStatistics(8.0, 1e-3, 8, 2, people=ids)"
     ),

@@ -133,7 +133,10 @@ DATA = {
         lambda: draw((MASKED, Y)), "x.filled(", {"x": MASKED}, lambda x: draw((x, Y))
     ),
     "frame with texts": Row(
-        lambda: draw((FRAME, Y)), "dict(", {"x": FRAME}, lambda x: draw((x, Y))
+        lambda: draw((FRAME, Y)),
+        "lookup(x['city']",
+        {"x": FRAME, "lookup": tf.keras.layers.StringLookup(vocabulary=["a"])},
+        lambda numbers: draw((FRAME.assign(city=numbers), Y)),
     ),
     "weights that are texts": Row(
         lambda: draw((X, Y, Y.astype(str))),

@@ -11,7 +11,7 @@ import inspect
 import math
 import operator
 from collections.abc import Callable, KeysView, Mapping, Set
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from tfdpclip.kernel.checks import foreign as foreign
 from tfdpclip.kernel.checks import non_negative as non_negative
 from tfdpclip.kernel.checks import positive as positive
 
+Checked = TypeVar("Checked")
 # Above this, floats skip integers, and no data set is this large.
 _MOST_RECORDS = 2**53
 
@@ -41,6 +42,34 @@ def whole(value: Any) -> int | None:
         return operator.index(value)
     except (AttributeError, TypeError):
         return int(number)
+
+
+def optional(
+    check: Callable[..., Checked], name: str, value: Any, *limits: Any
+) -> Checked | None:
+    """Returns None for None, and any other value as `check` of this module has it.
+
+    >>> optional(integer, "epochs", None), optional(integer, "epochs", 3, 1)
+    (None, 3)
+    """
+    return None if value is None else check(name, value, *limits)
+
+
+def set_field(
+    instance: Any, name: str, check: Callable[..., Any], *limits: Any
+) -> None:
+    """Sets a field of a frozen dataclass to its value, as `check` has it; None stays.
+
+    Args:
+      instance: the dataclass.
+      name: the field, which may be None only by default.
+      check: a function of this module, or one like it.
+      *limits: further arguments of `check`.
+    """
+    value = getattr(instance, name)
+    if value is not None or getattr(type(instance), name, 0) is not None:
+        value = check(name, value, *limits)
+    object.__setattr__(instance, name, value)
 
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:

@@ -376,6 +376,12 @@ def test_flags_have_the_names_of_the_arguments_of_plans(flag, capsys):
         (["epsilon", "--exampels=10"], "Did you mean: examples"),
         (["epsilon", "--noise_multiplyer=1"], "Did you mean: noise_multiplier"),
         (["epsilon", "--population=10", "--examples=20"], "given twice"),
+        (["past_run", "--used_microbatching"], "of several examples, write --unit=b"),
+        (["past_run", "--noused_microbatching"], "Leave the flag out if every example"),
+        (["past_run", "--used_microbatching=false"], "Leave the flag out"),
+        (["epsilon", "--num_microbatches=4"], "write --unit=batch"),
+        (["epsilon", "--l2_norm_clip=1"], "is noise over the clip norm"),
+        (["past_run", "--max_examples_per_user=2"], "`people --per_person=8`"),
     ],
 )
 def test_a_misspelled_word_is_told_the_word(words, meant, capsys):
@@ -418,6 +424,17 @@ def test_runs_as_a_module():
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert "--noise_multiplier" in shown.stdout
+
+
+def test_a_reader_that_stops_ends_the_program_without_a_traceback():
+    command = f"{sys.executable} -u -m tfdpclip.accounting --help"
+    process = subprocess.Popen(
+        command.split(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()  # Before the program writes.
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() != 0
 
 
 def test_accounting_imports_little_beyond_dp_accounting():

@@ -267,6 +267,34 @@ def test_what_is_said_of_fused_layers_one_by_one_trains():
     fit(L.RNN(L.LSTMCell(3), return_sequences=True))
 
 
+class Normalised(tf.keras.Model):
+    """`convert_batchnorm` cannot rebuild a model whose structure is in its code."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.hidden, self.norm, self.head = L.Dense(16), norm, L.Dense(5)
+
+    def call(self, x, training=False):
+        return self.head(self.norm(self.hidden(x), training=training))
+
+
+@pytest.mark.parametrize("unit", ["example", "batch"])
+def test_a_subclassed_model_is_told_a_line_that_works_there(unit):
+    def fit(norm):
+        model = Normalised(norm)
+        options = {"expected_batch_size": 8} if unit == "example" else {"unit": unit}
+        optimizer = DPSGD(0.1, clip=1.0, noise_multiplier=1.0, **options)
+        model.compile(optimizer, "mse")
+        model.fit(X, X[:, :5], batch_size=8, verbose=0)
+        return optimizer
+
+    with pytest.raises(ValueError, match="subclass of tf.keras.Model") as found:
+        fit(L.BatchNormalization())
+    line = r"tf\.keras\.layers\.GroupNormalization\(\d\)"
+    norm = eval(re.search(line, str(found.value))[0])
+    assert int(fit(norm).iterations) == len(X) // 8
+
+
 def test_each_advice_is_short_and_is_of_one_op_or_layer():
     """Texts have fewer than 60 words, so that people read them."""
     texts = [row.text for row in advice._TABLE] + [advice.OTHERWISE]

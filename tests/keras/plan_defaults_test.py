@@ -11,6 +11,7 @@ import tensorflow as tf
 import tfdpclip as dpc
 from tfdpclip.keras import plan_choices
 
+L = tf.keras.layers
 EXAMPLES = 400
 
 
@@ -226,6 +227,59 @@ def test_fit_takes_arrays_callbacks_validation_and_class_weights():
     assert plan.ledger.epsilon() <= 3.0
 
 
+def a_table():
+    """A model of a column of texts and one of numbers, its plan, frame and labels."""
+    pandas = pytest.importorskip("pandas")
+    layers = tf.keras.layers
+    parts = {"age": tf.keras.Input((1,), name="age")}
+    parts["city"] = tf.keras.Input((1,), name="city", dtype="string")
+    look_up = layers.StringLookup(vocabulary=["Oslo", "Rome"], output_mode="one_hot")
+    hidden = layers.Concatenate()([parts["age"], look_up(parts["city"])])
+    model = tf.keras.Model(parts, layers.Dense(3)(hidden))
+    plan = plan_of(batch_size=40, epochs=1)
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(plan.optimizer(), loss)
+    x, y = data()
+    towns = ["Oslo", "Rome", "Ys", "Bern"] * (EXAMPLES // 4)
+    return model, plan, pandas.DataFrame({"age": x[:, 0], "city": towns}), y
+
+
+COLUMNS = {
+    "dict": dict,
+    "arrays": lambda frame: {c: frame[c].to_numpy() for c in frame},
+    "texts": lambda frame: {c: np.array(frame[c].tolist()) for c in frame},
+    "categories": lambda frame: dict(frame.astype({"city": "category"})),
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [k if k == "dict" else pytest.param(k, marks=pytest.mark.slow) for k in COLUMNS],
+)
+def test_held_out_tables_are_read_as_those_that_train(kind):
+    """Keras 3 would raise after the first epoch, whose steps are spent."""
+    model, plan, frame, y = a_table()
+    x = COLUMNS[kind](frame)
+    logs = plan.fit(model, (x, y), validation_data=(x, y), verbose=0).history
+    arrays = COLUMNS["arrays"](frame)
+    expected = model.evaluate(arrays, y, verbose=0)
+    assert logs["val_loss"][-1] == pytest.approx(expected, rel=1e-5)
+    assert model.predict(arrays, verbose=0).shape == (EXAMPLES, 3)
+
+
+def test_held_out_tables_that_cannot_be_read_spend_nothing():
+    model, plan, frame, y = a_table()
+    held_out = dict(frame.astype({"city": object}))
+    held_out["city"][3] = None
+    for x, words in (
+        (frame, "column 'city' of x holds texts"),
+        (held_out, "x.'city'. has gaps"),
+    ):
+        with pytest.raises(ValueError, match=f"validation_data: .*{words}"):
+            plan.fit(model, (dict(frame), y), validation_data=(x, y), verbose=0)
+    assert not plan.ledger.phases
+
+
 def test_fit_of_people_takes_their_ids():
     plan = plan_of(100, batch_size=20, epochs=1, per_person=4)
     model = compiled(plan)
@@ -250,6 +304,63 @@ def test_fit_runs_in_executions_unless_the_model_has_its_own():
     model.compile(model.optimizer, model.loss, steps_per_execution=2)
     plan.fit(model, data(), callbacks=[count], verbose=0)
     assert len(calls) == plan.steps / 2
+
+
+def largest(y, z):
+    return tf.reduce_max(z)
+
+
+def of_two(y, z):
+    raise ValueError("y has two parts")
+
+
+@pytest.mark.parametrize(
+    "layer, loss, kind, words",
+    [
+        (L.BatchNormalization, None, dpc.ExampleIsolationError, "See docs/pitfalls"),
+        (None, largest, dpc.LossStructureError, "See docs/pitfalls"),
+        (None, of_two, ValueError, "y has two parts"),
+    ],
+)
+def test_fit_raises_what_a_single_step_raises(layer, loss, kind, words):
+    """AutoGraph has a message of its own for an error in several steps."""
+    plan = plan_of(batch_size=10, epochs=1)
+    assert plan.steps_per_execution > 1
+    layers = [tf.keras.Input([5]), *([layer()] if layer else [])]
+    model = tf.keras.Sequential([*layers, tf.keras.layers.Dense(3)])
+    entropy = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(plan.optimizer(), loss or entropy)
+    with pytest.raises(kind) as found:
+        plan.fit(model, data(), verbose=0)
+    text = str(found.value)
+    assert words in text and "AutoGraph" not in text
+
+
+class Generates(tf.keras.Sequential):
+    """As a GAN, it writes to weights beside the private ones in each step."""
+
+    def train_step(self, data):
+        x, y, w = tf.keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True), w)
+        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        self.beside.assign(0.5 * tf.convert_to_tensor(self.layers[0].kernel))
+        return {"loss": loss}
+
+
+def test_fit_runs_single_steps_of_a_model_with_a_train_step():
+    """Several in an execution would be refused where a step writes to such weights."""
+    plan = plan_of(batch_size=10, epochs=1)
+    model = Generates([tf.keras.Input([5]), tf.keras.layers.Dense(3)])
+    model.beside = tf.Variable(tf.zeros([5, 3]))
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(plan.optimizer(), loss)
+    calls = []
+    count = tf.keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: calls.append(batch)
+    )
+    plan.fit(model, data(), callbacks=[count], verbose=0)
+    assert len(calls) == plan.steps == plan.ledger.steps
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,135 @@ class TestThresholds:
             sampling.ThresholdedCounts(1e-6).participation(3)
 
 
+class TestABlock:
+    """`with PrivateStatistics(...) as statistics:` counts its calls."""
+
+    @pytest.mark.parametrize("calls", [1, 2, 5])
+    def test_costs_what_as_many_releases_cost(self, calls):
+        with PrivateStatistics(0.7, DELTA, 100) as statistics:
+            for _ in range(calls):
+                statistics.vocabulary(["a"] * 100)
+        counted = made(releases=calls, epsilon=0.7)
+        for _ in range(calls):
+            counted.vocabulary(["a"] * 100)
+        assert statistics.noise_multiplier == counted.noise_multiplier
+        assert statistics.left == 0
+        assert statistics.epsilon == counted.epsilon <= 0.7
+        assert statistics.ledger.epsilon() == counted.ledger.epsilon()
+        with pytest.raises(ValueError, match="one block, or write .*releases="):
+            statistics.vocabulary(["a"] * 100)
+        assert statistics.ledger.steps == calls
+
+    def test_answers_like_calls_that_were_counted(self):
+        found = []
+        for releases in (None, 2):
+            statistics = PrivateStatistics(1.0, DELTA, 100, releases)
+            exact(statistics, 0.5)
+            with statistics:
+                ages = np.linspace(20, 40, 100)
+                age = statistics.moments(ages, low=0, high=60)
+                town = statistics.vocabulary(["a"] * 60 + ["b"] * 40)
+                ages[:] = 0  # The values are those of the call.
+            found.append((age.mean, age.variance, town.tokens, *town.counts, len(town)))
+        assert found[0] == found[1]
+
+    def test_has_no_results_and_no_ledger_before_its_end(self):
+        with PrivateStatistics(1.0, DELTA, 100) as statistics:
+            age = statistics.moments(np.ones(100), low=0, high=2)
+            town = statistics.vocabulary(["a"] * 100)
+            for read in (
+                lambda: age.mean,
+                lambda: age.variance,
+                lambda: town.counts,
+                lambda: len(town),
+                lambda: print(town),
+            ):
+                with pytest.raises(AttributeError, match="Read it below"):
+                    read()
+            for use in (lambda: statistics.ledger, lambda: statistics.plan(3)):
+                with pytest.raises(ValueError, match="plan below the block"):
+                    use()
+        assert age.mean.shape == () and statistics.ledger.steps == 2
+        with pytest.raises(AttributeError, match="no attribute 'median'"):
+            age.median  # noqa: B018
+
+    def test_that_raises_releases_nothing(self):
+        statistics = PrivateStatistics(1.0, DELTA, 100)
+        asked = exact(statistics)
+        with pytest.raises(ValueError, match="99 records"), statistics:
+            statistics.moments(np.ones(100), low=0, high=2)
+            statistics.vocabulary(["a"] * 99)
+        assert not asked and not statistics.ledger.phases
+        with statistics:  # The corrected block has the whole budget.
+            statistics.vocabulary(["a"] * 100)
+        assert len(asked) == 1
+
+    def test_counts_a_release_before_its_noise_is_drawn(self, tmp_path):
+        class Fails:
+            def sample(self, *_):
+                raise RuntimeError("stopped")
+
+        path = tmp_path / "ledger.json"
+        with (
+            pytest.raises(RuntimeError, match="stopped"),
+            PrivateStatistics(1.0, DELTA, 100, ledger=path) as statistics,
+        ):
+            statistics._noise = Fails()
+            statistics.vocabulary(["a"] * 100)
+        again = accounting.Ledger.load(path)
+        assert again.steps + again.reserved == 1
+
+    def test_is_asked_for_where_nothing_says_the_number(self):
+        statistics = PrivateStatistics(1.0, DELTA, 100)
+        asked = exact(statistics)
+        with pytest.raises(ValueError, match=r"in a block, `with .*releases=2"):
+            statistics.moments(np.ones(100), low=0, high=2)
+        assert not asked and not statistics.ledger.phases
+
+
+class TestItsPlan:
+    def test_needs_the_public_facts_once(self):
+        ids = np.arange(3000) // 3
+        with PrivateStatistics(0.5, DELTA, people=ids, accountant="rdp") as statistics:
+            statistics.moments(np.ones(3000), low=0, high=2)
+        plan = statistics.plan(2, batch_size=100, epochs=2, per_person=3)
+        told = dict(accountant="rdp", ledger=statistics.ledger, per_person=3)
+        long = dpc.keras.PrivacyPlan(2, DELTA, 1000, 100, 2, **told)
+        assert plan.noise_multiplier == long.noise_multiplier
+        assert plan.ledger is statistics.ledger and plan.examples == 1000
+        assert 1.99 < plan.planned_epsilon <= 2
+
+    @pytest.mark.parametrize("people", [False, True])
+    def test_is_for_the_same_records(self, people):
+        facts = {"people": np.arange(100)} if people else {"examples": 100}
+        statistics = PrivateStatistics(0.5, DELTA, releases=1, **facts)
+        statistics.vocabulary(["a"] * 100)
+        other = {} if people else {"per_person": 2}
+        with pytest.raises(PrivacyMismatchError, match=r"PrivacyPlan\(.*per_person=8"):
+            statistics.plan(2, batch_size=10, epochs=1, **other)
+
+    def test_cannot_leave_the_releases_out(self):
+        statistics = made()
+        statistics.vocabulary(["a"] * 100)
+        with pytest.raises(TypeError, match="ledger"):
+            statistics.plan(2, ledger=None)
+        with pytest.raises(PrivacyMismatchError, match="0.001"):
+            statistics.plan(2, delta=0.001)
+
+
+@pytest.mark.parametrize("examples", [None, 25])
+def test_the_number_of_people_follows_from_their_ids(examples):
+    ids = np.arange(100) // 4
+    statistics = PrivateStatistics(1.0, DELTA, examples, releases=1, people=ids)
+    assert statistics.noise_multiplier == made(25).noise_multiplier
+    exact(statistics)
+    assert statistics.moments(np.ones(100), low=0, high=2).mean == 1
+    with pytest.raises(ValueError, match=r"examples=len\(x\)\).*people=ids"):
+        PrivateStatistics(1.0, DELTA, releases=1)
+    with pytest.raises(ValueError, match="delta must be below 1 / examples"):
+        PrivateStatistics(1.0, 0.04, releases=1, people=ids)
+
+
 class TestSensitivity:
     @pytest.mark.parametrize("columns", [1, 3])
     def test_one_record_moves_the_sums_by_the_square_root_of_the_columns(self, columns):
@@ -232,13 +361,13 @@ class TestSensitivity:
         def sums(rows):
             statistics = made(len(rows))
             asked = exact(statistics)
-            release = statistics._release
+            draw = statistics._draw
 
-            def note(what, scheme, exact, stddev):
+            def note(what, scheme, exact, square):
                 seen.append(exact)
-                return release(what, scheme, exact, stddev)
+                return draw(what, scheme, exact, square)
 
-            statistics._release = note
+            statistics._draw = note
             statistics.moments(rows, low=-1, high=3)
             assert asked == [statistics.noise_multiplier * math.sqrt(columns)]
             return seen.pop()
@@ -463,11 +592,11 @@ class TestPeople:
                 statistics = made(len(set(own)), people=own)
                 drawn = []
 
-                def release(what, scheme, exact, stddev, drawn=drawn):
+                def draw(what, scheme, exact, square, drawn=drawn):
                     drawn.append(exact)
-                    return exact
+                    return exact, 1.0
 
-                statistics._release = release
+                statistics._draw = draw
                 statistics.moments(values[kept], low=-1, high=1)
                 sums.append(drawn[0])
             assert np.linalg.norm(sums[0] - sums[1]) <= math.sqrt(d) * (1 + 1e-12)
@@ -478,9 +607,9 @@ class TestPeople:
         for k, counts in expected.items():
             statistics = self.people()
             seen = []
-            statistics._release = lambda what, scheme, exact, *_, seen=seen: (
+            statistics._draw = lambda what, scheme, exact, *_, seen=seen: (
                 seen.append(exact),
-                np.full(exact.shape, 1e9),
+                (np.full(exact.shape, 1e9), 1.0),
             )[1]
             found = statistics.vocabulary(values, per_record=k)
             assert sorted(found.tokens) == sorted(counts)

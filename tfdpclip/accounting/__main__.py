@@ -30,6 +30,7 @@ needless (`--rate` next to `--batch_size`), or a flag that is given twice.
 import difflib
 import itertools
 import math
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -375,9 +376,13 @@ def run(argv: Sequence[str] | None = None) -> None:
     try:
         main(_parse(sys.argv if argv is None else argv))
     except (flags.Error, ValueError, dp_accounting.UnsupportedEventError) as error:
-        print(f"accounting: error: {error}", file=sys.stderr)
+        flag = getattr(error, "flagname", "").removeprefix("no")
+        instead = _command_flags.INSTEAD.get(flag, "")
+        print(f"accounting: error: {error}{instead}", file=sys.stderr)
         sys.exit(1)
 
 
 if __name__ == "__main__":
+    # A reader that has read enough, such as head, ends the program.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     run()

@@ -33,6 +33,17 @@ ALIASES = {
     "num_epochs": "epochs",
     "number_of_examples": "population",
 }
+_MICROBATCHES = (
+    ". Leave the flag out if every example was clipped on its own; for microbatches of "
+    "several examples, write --unit=batch."
+)
+#: What to write in the place of tensorflow-privacy's flags: ends of absl's message.
+INSTEAD = {
+    "l2_norm_clip": ". Leave it out: --noise_multiplier is noise over the clip norm.",
+    "max_examples_per_user": ". For people's privacy, ask `people --per_person=8`.",
+    "num_microbatches": _MICROBATCHES,
+    "used_microbatching": _MICROBATCHES,
+}
 _REPLACE_ONE = ("fixed_size", "with_replacement", "shuffled")
 
 

@@ -254,10 +254,8 @@ def batch_size_noise(
     _arguments.choice("convention", convention, CONVENTIONS)
     if (epochs is None) == (steps is None):
         raise ValueError("Give either epochs or steps, for example epochs=8.")
-    if epochs is not None:
-        epochs = _arguments.positive("epochs", epochs)
-    if steps is not None:
-        steps = _arguments.integer("steps", steps, 1)
+    epochs = _arguments.optional(_arguments.positive, "epochs", epochs)
+    steps = _arguments.optional(_arguments.integer, "steps", steps, 1)
     found = []
     sizes = _sizes(candidates, population)
     for batch_size in _progress.bar(sizes, title="batch sizes", unit="size"):

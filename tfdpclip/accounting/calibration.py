@@ -344,8 +344,7 @@ def _event(noise_multiplier, steps, sampling, unit, sensitivity, matrix=None):
             f"sampling must be a scheme of tfdpclip.sampling, such as Poisson(rate); "
             f"got {_arguments.shown(sampling)}."
         )
-    if sensitivity is not None:
-        sensitivity = _arguments.positive("sensitivity", sensitivity)
+    sensitivity = _arguments.optional(_arguments.positive, "sensitivity", sensitivity)
     if matrix is not None:
         if sensitivity is not None:
             raise ValueError(

@@ -204,11 +204,9 @@ class Ledger(Spending):
             `change` is False, or if the neighbouring relations differ.
           ValueError: If an argument is out of range.
         """
-        if seed is not None:
-            _arguments.integer("seed", seed)
+        _arguments.optional(_arguments.integer, "seed", seed)
         _arguments.boolean("change", change)
-        if holder is not None:
-            _arguments.text("holder", holder)
+        _arguments.optional(_arguments.text, "holder", holder)
         seeded = seed is not None or getattr(sampling, "seed", None) is not None
         phase = Phase(
             getattr(sampling, "scheme", sampling),
@@ -482,8 +480,8 @@ class Ledger(Spending):
                     _arguments.text("counted", holder): _arguments.integer("counted", n)
                     for holder, n in content["counted"].items()
                 }
-                if content["holder"] is not None:
-                    ledger._holder = _arguments.text("holder", content["holder"])
+                holder = content["holder"]
+                ledger._holder = _arguments.optional(_arguments.text, "holder", holder)
         except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as e:
             raise ValueError(f"content is not that of a ledger: {e}") from e
         ledger._forfeit_reserved()

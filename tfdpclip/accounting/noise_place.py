@@ -72,8 +72,7 @@ class StateHistory:
 
     def __post_init__(self):
         for name in ("order", "last"):
-            if getattr(self, name) is not None:
-                _arguments.text(name, getattr(self, name))
+            _arguments.set_field(self, name, _arguments.text)
         self.first = [
             _arguments.text("first", one)
             for one in _arguments.items("first", self.first)

@@ -320,8 +320,8 @@ class Phase:
             raise PrivacyMismatchError(
                 "Steps with a person as the unit do not add up with steps of a "
                 f"different unit: unit={self.unit!r} before, {new.unit!r} now. "
-                "Statistics before a plan with per_person need the same people: "
-                "PrivateStatistics(..., people=ids)."
+                "Statistics and a plan are both for people, PrivateStatistics(..., "
+                "people=ids) and PrivacyPlan(..., per_person=8), or both for examples."
             )
         before, now = self.settings(), new.settings()
         differing = [name for name in before if before[name] != now[name]]

@@ -10,7 +10,6 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +33,8 @@ from tfdpclip.accounting.phases import Phase, PrivacyMismatchError
 from tfdpclip.accounting.statement import FORMATS, PrivacyStatement
 from tfdpclip.correlated import NoiseMatrix
 
+# What `locals()` of a plan's `__init__` has beside its settings.
+_NO_SETTINGS = ("self", "others", "__class__")
 # The settings that decide the cost of a phase's steps.
 _DECISIVE = ("sampling", "noise_multiplier", "unit", "noise", "horizon")
 
@@ -42,7 +43,8 @@ class BudgetPlan(ShownAsText, abc.ABC):
     """Base of privacy plans: derives the noise from a budget and the facts of a run.
 
     Args:
-      settings: the arguments of the plan, for `replace`.
+      arguments: `locals()` of the plan's `__init__`: its arguments, for `replace`; of
+        them `ledger`, `accountant` and `allow_change` are read here.
       epsilon: the budget.
       delta: the delta.
       population: the number of records.
@@ -50,9 +52,6 @@ class BudgetPlan(ShownAsText, abc.ABC):
       steps: how many steps (rounds) the run has.
       scheme: the scheme that draws the records, as in the accounting.
       unit: the object that is clipped.
-      accountant: `"pld"` or `"rdp"`.
-      ledger: a ledger, or the path of its file; None for a ledger in memory.
-      allow_change: whether the ledger may have earlier phases with other settings.
       matrix: of correlated noise, for all the steps; None for independent noise.
     """
 
@@ -62,7 +61,7 @@ class BudgetPlan(ShownAsText, abc.ABC):
 
     def __init__(
         self,
-        settings: dict[str, Any],
+        arguments: dict[str, Any],
         *,
         epsilon: float,
         delta: float,
@@ -71,12 +70,11 @@ class BudgetPlan(ShownAsText, abc.ABC):
         steps: int,
         scheme: Any,
         unit: str,
-        accountant: str,
-        ledger: Ledger | str | os.PathLike[str] | None,
-        allow_change: bool,
         matrix: NoiseMatrix | None = None,
     ):
-        self._settings = settings
+        self._settings = {
+            name: value for name, value in arguments.items() if name not in _NO_SETTINGS
+        }
         #: The budget.
         self.epsilon = epsilon
         #: The delta of the budget.
@@ -86,13 +84,14 @@ class BudgetPlan(ShownAsText, abc.ABC):
         #: Steps (rounds) of the whole run.
         self.steps = steps
         #: The accountant.
-        self.accountant = accountant
+        self.accountant = accountant = arguments["accountant"]
         self._population, self._size, self._unit = population, size, unit
         self._matrix = matrix
         self._clip = ""
         #: The ledger of the steps that ran.
-        self.ledger = Ledger.open(ledger, delta, accountant)
-        self._allow_change = _arguments.boolean("allow_change", allow_change)
+        self.ledger = Ledger.open(arguments["ledger"], delta, accountant)
+        allow_change = _arguments.boolean("allow_change", arguments["allow_change"])
+        self._allow_change = allow_change
         released = any(phase.release for phase in self.ledger.phases)
         counted = self.ledger.phases if allow_change or released else []
         phases = copy.deepcopy(counted)
@@ -279,8 +278,7 @@ class BudgetPlan(ShownAsText, abc.ABC):
           ValueError: If no step ran yet, or the format is unknown.
           PrivacyMismatchError: If steps ran that the plan did not see.
         """
-        if format is not None:
-            _arguments.choice("format", format, FORMATS)
+        _arguments.optional(_arguments.choice, "format", format, FORMATS)
         self._refuse_unseen()
         if not self.ledger.phases:
             raise ValueError(

@@ -212,8 +212,7 @@ class RoundBudget:
             assumed = (
                 f"{self._noise}, as declared: the budget was given no aggregator",
             )
-        if accountant is not None:
-            _arguments.choice("accountant", accountant, ACCOUNTANTS)
+        _arguments.optional(_arguments.choice, "accountant", accountant, ACCOUNTANTS)
         if needed is not None and accountant not in (None, needed):
             raise ValueError(
                 f"accountant must be {needed!r} with noise='distributed', got "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import warnings
 from collections.abc import Sequence
@@ -160,35 +161,26 @@ class QuantileClip(ClipRule):
     elementwise = True
 
     def __post_init__(self):
-        quantile = _schedules.setting(
-            "target_quantile", self.target_quantile, _arguments.fraction
-        )
-        object.__setattr__(self, "target_quantile", quantile)
-        initial = _arguments.clip_norm("initial_norm", self.initial_norm)
-        object.__setattr__(self, "initial_norm", initial)
-        rate = _arguments.positive("learning_rate", self.learning_rate)
-        object.__setattr__(self, "learning_rate", rate)
-        if self.count_stddev is not None:
-            stddev = _arguments.non_negative("count_stddev", self.count_stddev)
-            object.__setattr__(self, "count_stddev", stddev)
+        set_field = functools.partial(_arguments.set_field, self)
+        set_field("target_quantile", _schedules.setting, _arguments.fraction)
+        set_field("initial_norm", _arguments.clip_norm)
+        set_field("learning_rate", _arguments.positive)
+        set_field("count_stddev", _arguments.non_negative)
         _arguments.choice("update", self.update, ("geometric", "linear"))
         _arguments.boolean("normalize", self.normalize)
-        least = _arguments.non_negative("minimum_norm", self.minimum_norm)
-        object.__setattr__(self, "minimum_norm", least)
-        if least > self.initial_norm:
+        set_field("minimum_norm", _arguments.non_negative)
+        set_field("maximum_norm", _arguments.clip_norm)
+        if self.minimum_norm > self.initial_norm:
             raise ValueError(
                 f"minimum_norm must be at most initial_norm ({self.initial_norm:g}), "
-                f"got {least:g}."
+                f"got {self.minimum_norm:g}."
             )
-        if self.maximum_norm is not None:
-            most = _arguments.clip_norm("maximum_norm", self.maximum_norm)
-            object.__setattr__(self, "maximum_norm", most)
-            if most < self.initial_norm:
-                # Not below minimum_norm then, which is at most initial_norm.
-                raise ValueError(
-                    "maximum_norm must be at least initial_norm "
-                    f"({self.initial_norm:g}), got {most:g}."
-                )
+        if self.maximum_norm is not None and self.maximum_norm < self.initial_norm:
+            # Not below minimum_norm then, which is at most initial_norm.
+            raise ValueError(
+                f"maximum_norm must be at least initial_norm ({self.initial_norm:g}), "
+                f"got {self.maximum_norm:g}."
+            )
 
     def initial_state(self) -> Any:
         clip_norm = tf.constant(self.initial_norm, tf.float32)
@@ -335,8 +327,7 @@ class AutomaticClip(ClipRule):
     threshold = None
 
     def __post_init__(self):
-        stability = _arguments.non_negative("stability", self.stability)
-        object.__setattr__(self, "stability", stability)
+        _arguments.set_field(self, "stability", _arguments.non_negative)
         _arguments.boolean("normalize", self.normalize)
 
     def initial_state(self) -> Any:
@@ -390,8 +381,7 @@ class PerSampleAdaptiveClip(ClipRule):
     def __post_init__(self):
         for name in ("norm", "stability"):
             # r too: were it 0 in float32, a record of norm 0 would weigh 0 / 0.
-            value = _arguments.clip_norm(name, getattr(self, name))
-            object.__setattr__(self, name, value)
+            _arguments.set_field(self, name, _arguments.clip_norm)
 
     def initial_state(self) -> Any:
         return ()

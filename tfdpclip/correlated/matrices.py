@@ -245,8 +245,7 @@ class InverseSquareRootToeplitz(ToeplitzMatrix):
     momentum: float = 0.0
 
     def __post_init__(self):
-        found = _arguments.integer("inverse_bands", self.inverse_bands, 1, MOST_STEPS)
-        object.__setattr__(self, "inverse_bands", found)
+        _arguments.set_field(self, "inverse_bands", _arguments.integer, 1, MOST_STEPS)
         object.__setattr__(self, "momentum", Workload(self.momentum).momentum)
 
     @property

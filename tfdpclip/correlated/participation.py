@@ -36,10 +36,8 @@ class MinSeparation:
     participations: int | None = None
 
     def __post_init__(self):
-        for name in ("separation", "participations"):
-            value = getattr(self, name)
-            if not (name == "participations" and value is None):
-                object.__setattr__(self, name, _arguments.integer(name, value, 1))
+        _arguments.set_field(self, "separation", _arguments.integer, 1)
+        _arguments.set_field(self, "participations", _arguments.integer, 1)
 
     @property
     def amplified_rate(self) -> float | None:
@@ -111,12 +109,9 @@ class CyclicPoisson:
     rate: float
 
     def __post_init__(self):
-        object.__setattr__(
-            self, "separation", _arguments.integer("separation", self.separation, 1)
-        )
-        rate = _arguments.rate("rate", self.rate)
-        object.__setattr__(self, "rate", rate)
-        check_cyclic_rate(rate, self.separation)
+        _arguments.set_field(self, "separation", _arguments.integer, 1)
+        _arguments.set_field(self, "rate", _arguments.rate)
+        check_cyclic_rate(self.rate, self.separation)
 
     @property
     def amplified_rate(self) -> float:

@@ -45,8 +45,7 @@ class InnerSum:
         wanted = "a tff.aggregators.UnweightedAggregationFactory"
         factories = _tff.UnweightedAggregationFactory
         _arguments.instance("factory", self.factory, factories, wanted)
-        inflation = _arguments.positive("inflation", self.inflation)
-        object.__setattr__(self, "inflation", inflation)
+        _arguments.set_field(self, "inflation", _arguments.positive)
 
 
 class ClippedMeanFactory(RoundCosts):

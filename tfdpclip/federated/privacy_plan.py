@@ -132,21 +132,7 @@ class PrivacyPlan(BudgetPlan):
         ledger: Ledger | str | os.PathLike[str] | None = None,
         allow_change: bool = False,
     ):
-        settings = dict(
-            epsilon=epsilon,
-            delta=delta,
-            population=population,
-            clients_per_round=clients_per_round,
-            rounds=rounds,
-            sampling=sampling,
-            noise=noise,
-            momentum=momentum,
-            separation=separation,
-            participations=participations,
-            accountant=accountant,
-            ledger=ledger,
-            allow_change=allow_change,
-        )
+        arguments = dict(locals())
         momentum = check_noise(noise, momentum)
         if sampling is None:
             sampling = "poisson" if noise == "independent" else "fixed_order"
@@ -177,7 +163,7 @@ class PrivacyPlan(BudgetPlan):
         #: The correlated noise of all rounds; None for independent noise.
         self.noise = None if matrix is None else CorrelatedNoise(matrix, rounds, scheme)
         super().__init__(
-            settings,
+            arguments,
             epsilon=epsilon,
             delta=delta,
             population=population,
@@ -185,9 +171,6 @@ class PrivacyPlan(BudgetPlan):
             steps=rounds,
             scheme=scheme,
             unit="client",
-            accountant=accountant,
-            ledger=ledger,
-            allow_change=allow_change,
             matrix=matrix,
         )
 

@@ -49,10 +49,7 @@ class SecureSettings:
     check_context: bool = True
 
     def __post_init__(self):
-        bits = _arguments.integer("bits", self.bits, minimum=4)
-        if bits > 32:
-            raise ValueError(f"bits must be from 4 to 32, got {bits}.")
-        object.__setattr__(self, "bits", bits)
+        _arguments.set_field(self, "bits", _arguments.integer, 4, 32)
         _arguments.boolean("check_context", self.check_context)
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip._arguments import choice, integer, items, positive, shown
+from tfdpclip._arguments import choice, integer, items, optional, positive, shown
 from tfdpclip._devices import has_form_of_xla, in_xla
 from tfdpclip._docs import TracedError
 from tfdpclip._variables import all_unwrapped
@@ -135,8 +135,9 @@ class PerExampleGradients(RecordGradients):
         choice("check_gradients", check_gradients, ("first", "always", "never"))
         memory = int(positive("memory", memory))
         rows_per_record = integer("rows_per_record", rows_per_record, 1)
-        if nominal_batch_size is not None:
-            nominal_batch_size = positive("nominal_batch_size", nominal_batch_size)
+        nominal_batch_size = optional(
+            positive, "nominal_batch_size", nominal_batch_size
+        )
         # Stage 1, the losses of the examples, which needs the dataflow (2) of the loss.
         loss = inline_calls(_in_graph(loss))
         self.variables = _trainable(variables)

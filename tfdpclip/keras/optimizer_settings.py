@@ -17,6 +17,7 @@ from tfdpclip._arguments import (
     choice,
     integer,
     non_negative,
+    optional,
     positive,
 )
 from tfdpclip._schedules import Schedule, as_config, setting, value_at
@@ -63,8 +64,9 @@ class OptimizerSettings:
         self._check_missing(noise_multiplier, expected_batch_size, unit)
         rule = DEFAULT_CLIP if clip is None else as_rule(clip)
         noise_multiplier = setting("noise_multiplier", noise_multiplier, non_negative)
-        if expected_batch_size is not None:
-            expected_batch_size = positive("expected_batch_size", expected_batch_size)
+        expected_batch_size = optional(
+            positive, "expected_batch_size", expected_batch_size
+        )
         accumulation_steps = integer(
             "accumulation_steps", accumulation_steps, 1, 2**31 - 1
         )

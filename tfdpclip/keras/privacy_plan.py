@@ -43,13 +43,17 @@ from tfdpclip.keras.plan_choices import (
 )
 from tfdpclip.keras.privacy_budget import PrivacyBudget
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
+from tfdpclip.keras.replicas import gathers_ahead
 from tfdpclip.keras.watching.executions import runs_eagerly
+from tfdpclip.keras.watching.given_data import has_own_step
 from tfdpclip.keras.watching.step_history import StepHistory, history_of
 from tfdpclip.noise.runs import CorrelatedNoise
 from tfdpclip.sampling.allocation import RandomAllocation
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
 from tfdpclip.sampling.capacity import fit_capacity
+from tfdpclip.sampling.columns import as_keras_reads
+from tfdpclip.sampling.sources import map_named
 from tfdpclip.tensorflow_privacy import ARGUMENTS
 
 _LINES = "    model.compile(plan.optimizer(), loss)\n    plan.fit(model, (x, y))"
@@ -183,31 +187,14 @@ class PrivacyPlan(BudgetPlan):
         secret: str | os.PathLike[str] | None = None,
         **others: Any,
     ):
+        arguments = dict(locals())
         _refuse_others(others)
-        settings = dict(
-            epsilon=epsilon,
-            delta=delta,
-            examples=examples,
-            batch_size=batch_size,
-            epochs=epochs,
-            sampling=sampling,
-            noise=noise,
-            momentum=momentum,
-            physical_batch_size=physical_batch_size,
-            views=views,
-            per_person=per_person,
-            accountant=accountant,
-            ledger=ledger,
-            allow_change=allow_change,
-            secret=secret,
-        )
         self._set_record(views, per_person)
         self._momentum = check_noise(noise, momentum)
         if sampling is None:
             sampling = "poisson" if noise == "independent" else "fixed_order"
         epsilon, delta, examples = check_facts(epsilon, delta, "examples", examples)
-        if epochs is not None:
-            epochs = _arguments.integer("epochs", epochs, 1)
+        epochs = _arguments.optional(_arguments.integer, "epochs", epochs, 1)
         if batch_size is not None:
             batch_size = _arguments.integer("batch_size", batch_size, 1)
             if batch_size > examples:
@@ -217,10 +204,9 @@ class PrivacyPlan(BudgetPlan):
                 )
         check_sampling(sampling)
         check_accountant(accountant)
-        if physical_batch_size is not None:
-            physical_batch_size = _arguments.integer(
-                "physical_batch_size", physical_batch_size, 1
-            )
+        physical_batch_size = _arguments.optional(
+            _arguments.integer, "physical_batch_size", physical_batch_size, 1
+        )
         self.examples = examples
         self.batch_size, self.epochs = choose_length(examples, batch_size, epochs)
         self._asked = scheme_of(sampling, self.batch_size, examples)
@@ -229,7 +215,7 @@ class PrivacyPlan(BudgetPlan):
         matrix = named_matrix(noise, steps, drawn, self._momentum)
         self._noise = None if matrix is None else CorrelatedNoise(matrix, steps, drawn)
         super().__init__(
-            settings,
+            arguments,
             epsilon=epsilon,
             delta=delta,
             population=examples,
@@ -237,9 +223,6 @@ class PrivacyPlan(BudgetPlan):
             steps=steps,
             scheme=drawn,
             unit="example" if per_person is None else "person",
-            accountant=accountant,
-            ledger=ledger,
-            allow_change=allow_change,
             matrix=matrix,
         )
         check_secret(secret, self.ledger, self._noise)
@@ -255,9 +238,9 @@ class PrivacyPlan(BudgetPlan):
     def _set_record(self, views: int, per_person: int | None) -> None:
         """Sets the rows of a record: views of an example, or examples of a person."""
         self.views = _arguments.integer("views", views, 1)
-        self.per_person = per_person
+        integer = _arguments.integer
+        self.per_person = _arguments.optional(integer, "per_person", per_person, 1)
         if per_person is not None:
-            self.per_person = _arguments.integer("per_person", per_person, 1)
             self._RECORDS = "people"
 
     def _shape_batches(self, physical_batch_size: int | None) -> SamplingScheme:
@@ -556,7 +539,8 @@ class PrivacyPlan(BudgetPlan):
           epochs: The epochs of this call, by default all of the plan's.
           callbacks: Further callbacks, called after those of the plan.
           steps_per_execution: Batches in one call of the training function; by default
-            the plan's, unless the model was compiled with its own.
+            the plan's, unless the model was compiled with its own, and 1 for a model
+            with a `train_step` of its own.
           **options: Further arguments of `model.fit`: `validation_data`,
             `class_weight`, `verbose`, `initial_epoch`.
 
@@ -589,15 +573,22 @@ class PrivacyPlan(BudgetPlan):
         else:
             self._check_size(data)
             self._batches = data
+        held_out = options.get("validation_data")
+        if isinstance(held_out, tuple):
+            options["validation_data"] = map_named(as_keras_reads, held_out)
         strategy = optimizer._scope.strategy
-        several = strategy.num_replicas_in_sync > 1
+        # A mirrored strategy of one device deals, too.
+        dealt = gathers_ahead(strategy)
         size = steps_per_execution
-        together = _compat.EXECUTES_ON_REPLICAS or not several
+        # Several steps of an own `train_step`, as of a GAN, may not follow each other
+        # without a look at the weights that a step writes beside the private ones.
+        together = _compat.EXECUTES_ON_REPLICAS or not dealt
+        together = together and not has_own_step(model)
         if size is None and together and _compat.steps_per_execution(model) == 1:
             size = self.steps_per_execution
         if size is not None and not runs_eagerly(model):
             _compat.set_steps_per_execution(model, size)
-        if several:
+        if dealt:
             options["steps_per_epoch"] = data.steps_per_epoch * data.accumulation_steps
             data = data.distribute(strategy)
         return model.fit(

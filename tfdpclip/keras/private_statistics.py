@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import dp_accounting
@@ -20,6 +22,7 @@ from tfdpclip._notebook import ShownAsText
 from tfdpclip.accounting.calibration import event_epsilon, noise_multiplier
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.plan_arguments import check_accountant, check_facts
+from tfdpclip.keras.privacy_plan import PrivacyPlan
 from tfdpclip.noise import GaussianNoise
 from tfdpclip.sampling import FullBatch, SamplingScheme, ThresholdedCounts
 from tfdpclip.sampling.columns import GAPS, refuse_other_rows
@@ -39,8 +42,20 @@ _ROWS = 4096
 _LEAST_VARIANCE = 1e-6
 
 
+class _Released:
+    """Results, which have no value before their release."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in {field.name for field in dataclasses.fields(self)}:
+            raise AttributeError(
+                f"{name} has no value before the end of the block `with "
+                "dpc.keras.PrivateStatistics(...) as statistics:`. Read it below."
+            )
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
+
+
 @dataclasses.dataclass(frozen=True)
-class PrivateMoments:
+class PrivateMoments(_Released):
     """A released mean and variance: arguments of `Normalization`.
 
     Attributes:
@@ -53,7 +68,7 @@ class PrivateMoments:
 
 
 @dataclasses.dataclass(frozen=True)
-class PrivateVocabulary:
+class PrivateVocabulary(_Released):
     """Released values: an argument of `StringLookup` and similar layers.
 
     Attributes:
@@ -72,15 +87,18 @@ class PrivateVocabulary:
 class PrivateStatistics(ShownAsText):
     """Releases means, variances and vocabularies of private data, out of a budget.
 
-        statistics = dpc.keras.PrivateStatistics(
-            epsilon=0.5, delta=1e-5, examples=len(ages), releases=2)
-        age = statistics.moments(ages, low=0, high=100)
+        with dpc.keras.PrivateStatistics(
+            epsilon=0.5, delta=1e-5, examples=len(ages)
+        ) as statistics:
+            age = statistics.moments(ages, low=0, high=100)
+            city = statistics.vocabulary(cities)
         normalize = tf.keras.layers.Normalization(mean=age.mean, variance=age.variance)
-        city = statistics.vocabulary(cities)
         lookup = tf.keras.layers.StringLookup(vocabulary=city.tokens)
-        plan = dpc.keras.PrivacyPlan(
-            epsilon=3, delta=1e-5, examples=len(ages), batch_size=256, epochs=20,
-            ledger=statistics.ledger)  # 3 is for both
+        plan = statistics.plan(epsilon=3)  # 3 is for both
+
+    The end of the block counts the calls, gives each an equal share of the budget, and
+    releases the results. With `releases`, no block is needed: each call releases at
+    once, and what is left of `releases` stays unspent.
 
     Statistics that layers learn by `adapt`, and class weights or a mean for missing
     values computed from the data, are releases without noise, which no epsilon covers.
@@ -89,9 +107,10 @@ class PrivateStatistics(ShownAsText):
 
     * Neighbours: add or remove one record. `examples` is public, and is the divisor of
       every mean, for any number of records.
-    * All `releases` together stay within (epsilon, delta), each with the same noise
-      multiplier z; a further release is refused. Each release is in the ledger before
-      its noise is drawn, and composes there with all earlier steps.
+    * All `releases` together, or all calls of a block, stay within (epsilon, delta),
+      each with the same noise multiplier z; a further release is refused. Each release
+      is in the ledger before its noise is drawn, and composes there with all earlier
+      steps. A block that raises releases nothing.
     * `moments`: a record's values are cut to the bounds, and mapped to u in [-1, 1].
       The sums of u and of 1 - u^2 are released. A column of a record adds (u, 1 - u^2)
       to the sums, a vector of squared norm u^4 - u^2 + 1 <= 1; d columns have a norm of
@@ -111,16 +130,17 @@ class PrivateStatistics(ShownAsText):
       epsilon: The budget of these releases.
       delta: In (0, 1 / examples), equal to the delta of the ledger and of a later plan.
         A tenth of delta is reserved for the thresholds of vocabularies.
-      examples: Number of records, which is public; of people, with `people`.
-      releases: The total number of calls of `moments` and `vocabulary`.
+      examples: Number of records, which is public; not needed with `people`, whose
+        number it is then.
+      releases: The total number of calls of `moments` and `vocabulary`; not needed in
+        a block.
       people: The person of each row, integers or texts: people are the records, for a
         plan with `per_person`.
       ledger: A `Ledger`, or the path of its file; in memory by default.
       accountant: `"pld"` or `"rdp"`; the ledger's.
 
     Attributes:
-      ledger: The spent budget, of these releases and of everything in the same ledger.
-      noise_multiplier: z of every release.
+      noise_multiplier: z of every release; None while their number is not known.
       left: How many releases are left.
 
     Raises:
@@ -134,51 +154,123 @@ class PrivateStatistics(ShownAsText):
     (True, 1)
     >>> statistics.vocabulary(["Rome"] * 600 + ["Oslo"] * 399 + ["Ys"]).tokens
     ['Rome', 'Oslo']
+    >>> with PrivateStatistics(1.0, 1e-5, people=np.arange(3000) // 3) as statistics:
+    ...     found = statistics.moments(np.full(3000, 20.0), low=0, high=40)
+    >>> print(statistics)
+    Private statistics: epsilon 0.9931 of 1 spent at delta 1e-05, 0 of 1 releases left.
+      mean and variance of a column
     """
 
     def __init__(
         self,
         epsilon: float,
         delta: float,
-        examples: int,
-        releases: int,
+        examples: int | None = None,
+        releases: int | None = None,
         *,
         people: Any = None,
         ledger: Ledger | str | os.PathLike[str] | None = None,
         accountant: str = "pld",
     ):
-        self._epsilon, self._delta, self._examples = check_facts(
-            epsilon, delta, "examples", examples
-        )
         self._owners = None
         self._unit, self._record = "example", "record"
         self._people: Any = None
         self._ids: np.ndarray | None = None
         if people is not None:
-            self._own(people)
-        self.left = self._releases = _arguments.integer("releases", releases, 1)
+            examples = self._own(people, examples)
+        elif examples is None:
+            raise ValueError(
+                "examples, the number of records, is missing. Write "
+                "PrivateStatistics(..., examples=len(x)), or, where the records are "
+                "people, PrivateStatistics(..., people=ids)."
+            )
+        self._epsilon, self._delta, self._examples = check_facts(
+            epsilon, delta, "examples", examples
+        )
         check_accountant(accountant)
-        self.ledger = Ledger.open(ledger, self._delta, accountant)
-        self.ledger.note_people(self._ids)
+        self._ledger = Ledger.open(ledger, self._delta, accountant)
+        self._ledger.note_people(self._ids)
+        self.left, self.noise_multiplier = 0, None
+        self._releases: int | None = None
+        if releases is not None:
+            self._share_among(_arguments.integer("releases", releases, 1))
+        self._noise = GaussianNoise(hardened=True)
+        self._released: list[tuple[str, dp_accounting.DpEvent]] = []
+        # Within a block, the results that its end fills, and their releases.
+        self._waiting: list[tuple[Any, Callable[[], dict[str, Any]]]] | None = None
+
+    def _share_among(self, releases: int) -> None:
+        """Gives each of some releases an equal share of the budget."""
+        self.left = self._releases = releases
         self.noise_multiplier = noise_multiplier(
             self._epsilon,
             self._delta * (1 - _FOR_THRESHOLDS),
             releases,
             FullBatch(),
-            accountant,
+            self._ledger.accountant,
         )
-        self._noise = GaussianNoise(hardened=True)
-        self._released: list[tuple[str, dp_accounting.DpEvent]] = []
 
-    def _own(self, people: Any) -> None:
-        """Takes the person of each row."""
+    def __enter__(self) -> PrivateStatistics:
+        if self._releases is None:
+            self._waiting = self._waiting or []
+        return self
+
+    def __exit__(self, error: Any, *_: Any) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting and error is None:
+            self._share_among(len(waiting))
+            for result, release in waiting:
+                vars(result).update(release())
+
+    @property
+    def ledger(self) -> Ledger:
+        """The spent budget, of these releases and of everything in the same ledger.
+
+        Raises:
+          ValueError: If a block has calls, which are released at its end only.
+        """
+        if self._waiting:
+            raise ValueError(
+                "The end of the block `with dpc.keras.PrivateStatistics(...) as "
+                "statistics:` releases the statistics. Make the plan below the block."
+            )
+        return self._ledger
+
+    def plan(self, epsilon: float, **options: Any) -> PrivacyPlan:
+        """The plan of a training on the same records, with their delta and ledger.
+
+        *Formal guarantees*: the plan's training and these releases together stay within
+        (epsilon, delta).
+
+        Args:
+          epsilon: The budget of the statistics and the training together.
+          **options: Further arguments of `PrivacyPlan`, such as `batch_size`, `epochs`
+            and, for people, `per_person`.
+
+        Raises:
+          ValueError: If an argument is out of range, or a block has not ended.
+          PrivacyMismatchError: If the statistics are of people and `per_person` is
+            missing, or an argument contradicts the ledger.
+
+        >>> statistics = PrivateStatistics(0.5, 1e-5, examples=1000, releases=1)
+        >>> found = statistics.moments(np.full(1000, 20.0), low=0, high=40)
+        >>> plan = statistics.plan(3, batch_size=100, epochs=5)
+        >>> round(plan.planned_epsilon, 2), plan.examples
+        (3.0, 1000)
+        """
+        told = {"delta": self._delta, "examples": self._examples}
+        told["accountant"] = self._ledger.accountant
+        return PrivacyPlan(epsilon, ledger=self.ledger, **(told | options))
+
+    def _own(self, people: Any, examples: int | None) -> int:
+        """Takes the person of each row; returns the number of people."""
         self._unit, self._record = "person", "person"
         self._people = people
         self._ids = checked_ids(people)
         _, owners, counts = np.unique(
             self._ids, return_inverse=True, return_counts=True
         )
-        if len(counts) != self._examples:
+        if examples not in (None, len(counts)):
             raise ValueError(
                 f"people has {len(counts)} people, and examples counts people: "
                 f"PrivateStatistics(..., examples={len(counts)})."
@@ -186,13 +278,14 @@ class PrivateStatistics(ShownAsText):
         owners = np.reshape(owners, -1)
         # The person of each row, and the number of rows of that person.
         self._owners, self._rows = owners.tolist(), counts[owners]
+        return len(counts)
 
     @property
     def epsilon(self) -> float:
         """The epsilon of these releases alone, at the ledger's delta."""
         events = [event for _, event in self._released]
         event = dp_accounting.ComposedDpEvent(events)
-        return event_epsilon(event, self._delta, self.ledger.accountant)
+        return event_epsilon(event, self._delta, self._ledger.accountant)
 
     def moments(self, values: Any, *, low: Any, high: Any) -> PrivateMoments:
         """The mean and the variance of each column, within bounds.
@@ -233,13 +326,17 @@ class PrivateStatistics(ShownAsText):
             sums += scaled.sum(axis=0)
         count = math.prod(shape)
         of = f"{count} columns" if shape else "a column"
-        stddev = self.noise_multiplier * math.sqrt(count)
-        noised = self._release(f"mean and variance of {of}", FullBatch(), sums, stddev)
-        mean, rest = noised / self._examples
-        mean = np.clip(mean, -1.0, 1.0)
-        least = max(_LEAST_VARIANCE, stddev / self._examples)
-        variance = np.clip(1 - rest - mean**2, min(least, 1.0), 1.0)
-        return PrivateMoments(middle + half * mean, half**2 * variance)
+
+        def release() -> dict[str, Any]:
+            what = f"mean and variance of {of}"
+            noised, stddev = self._draw(what, FullBatch(), sums, count)
+            mean, rest = noised / self._examples
+            mean = np.clip(mean, -1.0, 1.0)
+            least = max(_LEAST_VARIANCE, stddev / self._examples)
+            variance = np.clip(1 - rest - mean**2, min(least, 1.0), 1.0)
+            return {"mean": middle + half * mean, "variance": half**2 * variance}
+
+        return self._release(PrivateMoments, release)
 
     def vocabulary(
         self, values: Iterable[Any], *, per_record: int = 1, most: int | None = None
@@ -263,9 +360,7 @@ class PrivateStatistics(ShownAsText):
             no release is left.
         """
         k = _arguments.integer("per_record", per_record, 1, _MOST_PER_RECORD)
-        if most is not None:
-            most = _arguments.integer("most", most, 1)
-        counts: dict[Any, int] = {}
+        most = _arguments.optional(_arguments.integer, "most", most, 1)
         refuse_other_rows([("people", self._people), ("values", values)])
         records = _records(values)
         self._check_count(len(records))
@@ -278,44 +373,66 @@ class PrivateStatistics(ShownAsText):
                 if len(own) == k:
                     break
                 own[token] = None
-        for own in found.values():
-            for token in own:
-                counts[token] = counts.get(token, 0) + 1
+        counts = collections.Counter(itertools.chain.from_iterable(found.values()))
         if len({type(token) for token in counts}) > 1:
             raise ValueError(
                 "values must be all strings or all whole numbers, got both. For "
                 "example, values=[str(v) for v in values]."
             )
         tokens = sorted(counts)
-        share = self._delta * _FOR_THRESHOLDS / self._releases
-        stddev = self.noise_multiplier * math.sqrt(k)
-        threshold = threshold_of(stddev, k, share)
+        exact = np.array([counts[token] for token in tokens], np.float64)
         of = "one value" if k == 1 else f"up to {k} values"
-        noised = self._release(
-            f"vocabulary of {of} of each {self._record}",
-            ThresholdedCounts(share),
-            np.array([counts[token] for token in tokens], np.float64),
-            stddev,
-        )
-        passed = np.flatnonzero(noised > threshold)
-        order = passed[np.argsort(-noised[passed], kind="stable")][:most]
-        return PrivateVocabulary([tokens[i] for i in order], noised[order])
 
-    def _release(
-        self, what: str, scheme: SamplingScheme, exact: np.ndarray, stddev: float
-    ) -> np.ndarray:
-        """Noised numbers; the release is in the ledger before its noise is drawn."""
+        def release() -> dict[str, Any]:
+            share = self._delta * _FOR_THRESHOLDS / self._releases
+            what = f"vocabulary of {of} of each {self._record}"
+            noised, stddev = self._draw(what, ThresholdedCounts(share), exact, k)
+            passed = np.flatnonzero(noised > threshold_of(stddev, k, share))
+            order = passed[np.argsort(-noised[passed], kind="stable")][:most]
+            return {"tokens": [tokens[i] for i in order], "counts": noised[order]}
+
+        return self._release(PrivateVocabulary, release)
+
+    def _release(self, kind: type, release: Callable[[], dict[str, Any]]) -> Any:
+        """A result: of a release now, or, within a block, at the end of the block."""
+        result = object.__new__(kind)
+        if self._waiting is not None:
+            self._waiting.append((result, release))
+            return result
+        if self._releases is None:
+            raise ValueError(
+                "The number of releases is not known yet. Write the calls in a block, "
+                "`with dpc.keras.PrivateStatistics(...) as statistics:`, and read the "
+                "results below the block; or PrivateStatistics(..., releases=2)."
+            )
         if not self.left:
             raise ValueError(
                 f"All {self._releases} releases are spent: a further release would "
-                "exceed the epsilon of the statistics. Give the number of releases: "
-                f"PrivateStatistics(..., releases={self._releases + 1})."
+                "exceed the epsilon of the statistics. Make all calls in one block, or "
+                f"write PrivateStatistics(..., releases={self._releases + 1})."
                 + see("a-spent-budget")
             )
+        vars(result).update(release())
+        return result
+
+    def _draw(
+        self, what: str, scheme: SamplingScheme, exact: np.ndarray, square: int
+    ) -> tuple[np.ndarray, float]:
+        """Noised numbers; the release is in the ledger before its noise is drawn.
+
+        Args:
+          what: The release in words.
+          scheme: How the release is accounted for.
+          exact: The numbers.
+          square: The square of the norm of what a record adds, at most.
+
+        Returns:
+          The noised numbers, and the stddev of their noise.
+        """
         z = self.noise_multiplier
         event = scheme.event(z, 1, unit=self._unit)
-        alone = event_epsilon(event, self._delta, self.ledger.accountant)
-        self.ledger.begin(
+        alone = event_epsilon(event, self._delta, self._ledger.accountant)
+        self._ledger.begin(
             noise_multiplier=z,
             sampling=scheme,
             release=f"{what} (epsilon {alone:.3g} by itself)",
@@ -323,11 +440,12 @@ class PrivateStatistics(ShownAsText):
             change=True,
         )
         self.left -= 1
-        with self.ledger.step():
+        stddev = z * math.sqrt(square)
+        with self._ledger.step():
             self._released.append((what, event))
             drawn = self._noise.sample(exact.shape, stddev, tf.float64)
-        self.ledger.end()
-        return exact + drawn.numpy()
+        self._ledger.end()
+        return exact + drawn.numpy(), stddev
 
     def _check_count(self, found: int) -> None:
         if self._owners is not None and found != len(self._owners):
@@ -345,7 +463,7 @@ class PrivateStatistics(ShownAsText):
     def __str__(self) -> str:
         lines = [
             f"Private statistics: epsilon {self.epsilon:.4g} of {self._epsilon:g} "
-            f"spent at delta {self._delta:g}, {self.left} of {self._releases} "
+            f"spent at delta {self._delta:g}, {self.left} of {self._releases or 0} "
             "releases left.",
             *(f"  {what}" for what, _ in self._released),
         ]

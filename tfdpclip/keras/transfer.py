@@ -121,8 +121,7 @@ def film(
     head_layers = _unique(part for top in heads for part in _compat.layers_of(top))
     in_head = {id(layer) for layer in head_layers}
     _arguments.boolean("zero_head", zero_head)
-    if normalization is not None:
-        _arguments.function("normalization", normalization, 1)
+    _arguments.optional(_arguments.function, "normalization", normalization, 1)
     chosen = normalization or (lambda layer: isinstance(layer, _NORMALIZATIONS))
     norms = [
         layer

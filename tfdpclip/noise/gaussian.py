@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip._arguments import boolean, integer
+from tfdpclip._arguments import boolean, integer, optional
 from tfdpclip._constants import vector
 from tfdpclip._devices import on_cpus
 from tfdpclip._outside import outside_of_functions
@@ -68,12 +68,8 @@ class GaussianNoise:
         replica: int | None = None,
     ):
         self.hardened = boolean("hardened", hardened)
-        if seed is not None:
-            seed = integer("seed", seed)
-        if replica is not None:
-            integer("replica", replica)
-        self.seed = seed
-        self.replica = replica
+        self.seed = seed = optional(integer, "seed", seed)
+        self.replica = replica = optional(integer, "replica", replica)
         place = () if replica is None else (replica,)
         with tf.init_scope():
             if seed is None:

@@ -68,16 +68,15 @@ class CorrelatedNoise:
                 "MinSeparation(population, batch_size), or its batches; got "
                 f"{_arguments.shown(self.sampling)}."
             )
-        steps = _arguments.integer("steps", self.steps, 1)
         object.__setattr__(self, "sampling", scheme)
-        object.__setattr__(self, "steps", steps)
+        _arguments.set_field(self, "steps", _arguments.integer, 1)
         stream_of(self.matrix)  # Raises if no step of the matrix is known.
         if not math.isfinite(self.sensitivity):
             raise ValueError(f"{self.matrix} has no finite sensitivity.")
         if _arguments.foreign(self.matrix, correlated.NoiseMatrix):
             self._try_matrix()
         if isinstance(self.matrix, correlated.ToeplitzMatrix):
-            column = self.matrix.inverse_coefficients(min(steps, _LOOKED_AT))
+            column = self.matrix.inverse_coefficients(min(self.steps, _LOOKED_AT))
             most = np.max(np.abs(column))
             if not most <= _MOST_WEIGHT:
                 raise ValueError(

@@ -143,8 +143,7 @@ class Batches(tf.data.Dataset):
         )
         _arguments.boolean("independent_groups", independent_groups)
         initial_step = _arguments.integer("initial_step", initial_step)
-        if seed is not None:
-            seed = _arguments.integer("seed", seed)
+        seed = _arguments.optional(_arguments.integer, "seed", seed)
         views = _arguments.integer("views", views, 1, MOST_ROWS)
         source = _open_source(scheme, data, workers, people, per_person, seed)
         by_group = independent_groups and accumulation_steps > 1

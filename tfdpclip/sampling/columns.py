@@ -152,6 +152,25 @@ def as_array(value: Any, name: str) -> np.ndarray:
     return _canonical(array, name)
 
 
+def as_keras_reads(value: Any, name: str) -> Any:
+    """Returns a column of pandas or of texts as an array; Keras 3 reads neither.
+
+    Args:
+      value: held out data, for `validation_data`.
+      name: the place of the value in the data.
+
+    Raises:
+      ValueError: if the value cannot be converted.
+    """
+    texts = isinstance(value, np.ndarray) and value.dtype.kind in "US"
+    if not (texts or hasattr(value, "iloc")):
+        return value
+    try:
+        return as_array(value, name)
+    except ValueError as error:
+        raise ValueError(f"validation_{error}") from None
+
+
 def _holds_nan(array: np.ndarray) -> bool:
     # The least of numbers with a NaN is NaN; no second array is made.
     return array.dtype.kind == "f" and array.size > 0 and bool(np.isnan(array.min()))
@@ -357,10 +376,11 @@ def _of_frame(frame: Any, name: str) -> np.ndarray:
         label = labels[texts.index(True)]
         raise ValueError(
             f"data: column {label!r} of {name} holds texts and further columns hold "
-            f"numbers, and one array has one type. Give dict({name}) for a model with "
-            f"an input for each column; or numbers, {name}[{label!r}] = lookup({name}"
-            f"[{label!r}].tolist()).numpy(), with lookup = tf.keras.layers.StringLookup"
-            "(vocabulary=...), public or of PrivateStatistics."
+            f"numbers, and one array has one type. Give {{c: {name}[c].to_numpy() for "
+            f"c in {name}}} for a model with an input for each column; or numbers, "
+            f"{name}[{label!r}] = lookup({name}[{label!r}].tolist()).numpy(), with "
+            "lookup = tf.keras.layers.StringLookup(vocabulary=...), public or of "
+            "PrivateStatistics."
         )
     wide = [column.ndim > 1 for column in columns]
     if any(wide):

@@ -140,8 +140,7 @@ class CappedPoissonSampledDpEvent(dp_accounting.DpEvent):
     def __attrs_post_init__(self):
         _arguments.integer("per_person", self.per_person, minimum=1)
         _arguments.rate("sampling_probability", self.sampling_probability)
-        check_event("event", self.event)
-        _check_capacity(self.source_dataset_size, self.capacity)
+        _check_sampled(self)
 
     @property
     def overflow_probability(self) -> float:
@@ -206,8 +205,7 @@ class RandomAllocationDpEvent(dp_accounting.DpEvent):
                 f"steps must be at most steps_per_epoch = {self.steps_per_epoch}, got "
                 f"{_arguments.shown(self.steps)}: of an epoch, no more steps run."
             )
-        check_event("event", self.event)
-        _check_capacity(self.source_dataset_size, self.capacity)
+        _check_sampled(self)
 
     @property
     def overflow_probability(self) -> float:
@@ -240,13 +238,14 @@ class AdditiveDeltaDpEvent(dp_accounting.DpEvent):
         _arguments.delta(self.delta)
 
 
-def _check_capacity(population: int | None, capacity: int | None) -> None:
-    if population is not None:
-        _arguments.integer("source_dataset_size", population)
-    if capacity is not None:
-        _arguments.integer("capacity", capacity, minimum=1)
-        if population is None:
-            raise ValueError("source_dataset_size must be given with capacity.")
+def _check_sampled(sampled) -> None:
+    """Checks the event, the size of the data and the capacity of a sampled event."""
+    check_event("event", sampled.event)
+    size, capacity = sampled.source_dataset_size, sampled.capacity
+    _arguments.optional(_arguments.integer, "source_dataset_size", size)
+    _arguments.optional(_arguments.integer, "capacity", capacity, 1)
+    if capacity is not None and size is None:
+        raise ValueError("source_dataset_size must be given with capacity.")
 
 
 def overflow_probability(population: int, rate: float, capacity: int) -> float:

@@ -28,7 +28,30 @@ from tfdpclip.sampling.poisson import FullBatch
 _KEPT, _HELD = 64, 4096
 
 
-class DrawnElement:
+class DealtElement:
+    """An element that eager code took for all replicas, a part for each.
+
+    Args:
+      drawer: the drawer of the element.
+      tensors: the element's eager tensors, of all parts, held by weak references.
+
+    Attributes:
+      released: whether a private step used the element.
+      once: whether a second private step would cost more than the accounting covers.
+    """
+
+    def __init__(self, drawer: Drawer, tensors: list[tf.Tensor]):
+        self.released = False
+        self.once = not isinstance(drawer.scheme, FullBatch)
+        self._tensors = [weakref.ref(tensor) for tensor in tensors]
+
+    @property
+    def held(self) -> bool:
+        """Whether any of the element's tensors is still alive."""
+        return any(tensor() is not None for tensor in self._tensors)
+
+
+class DrawnElement(DealtElement):
     """An element that eager code took.
 
     Args:
@@ -53,19 +76,13 @@ class DrawnElement:
             [w.reshape([len(w) // self.rows_each, -1]).any(axis=1) for w in weights],
             axis=0,
         )
-        self.released = self.guessed = False
-        self.use = _use_of(drawer)
-        self.once = not isinstance(drawer.scheme, FullBatch)
         tensors = _tensors_of(element)
+        super().__init__(drawer, tensors)
+        self.guessed = False
+        self.use = _use_of(drawer)
         self.specs = [tf.TensorSpec.from_tensor(tensor) for tensor in tensors]
         self.weights = len(weights)
         self._drawer = weakref.ref(drawer)
-        self._tensors = [weakref.ref(tensor) for tensor in tensors]
-
-    @property
-    def held(self) -> bool:
-        """Whether any of the element's tensors is still alive."""
-        return any(tensor() is not None for tensor in self._tensors)
 
     @property
     def waits(self) -> bool:
@@ -93,29 +110,6 @@ def _use_of(drawer: Drawer) -> uses.Use:
         return uses.Use(scheme, order, None, 0)
     step = (drawer.position - 1) // drawer.pieces
     return uses.Use(scheme, order, step, drawer.place_in_epoch(step))
-
-
-class DealtElement:
-    """An element that eager code took for all replicas, a part for each.
-
-    Args:
-      drawer: the drawer of the element.
-      tensors: the parts, eager tensors, held by weak references.
-
-    Attributes:
-      released: whether a private step used the element.
-      once: as of `DrawnElement`.
-    """
-
-    def __init__(self, drawer: Drawer, tensors: list[tf.Tensor]):
-        self.released = False
-        self.once = not isinstance(drawer.scheme, FullBatch)
-        self._tensors = [weakref.ref(tensor) for tensor in tensors]
-
-    @property
-    def held(self) -> bool:
-        """Whether any of the element's tensors is still alive."""
-        return any(tensor() is not None for tensor in self._tensors)
 
 
 _LOCK = threading.Lock()

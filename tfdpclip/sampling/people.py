@@ -13,8 +13,13 @@ from tfdpclip.sampling.capacity import MOST_ROWS
 from tfdpclip.sampling.sources import Source
 
 
-class _OfPeople(Source):
-    """A source whose records are made of another source's examples of people."""
+class _ExamplesOfPeople(Source):
+    """Examples, with the person of each.
+
+    Args:
+      source: the examples.
+      ids: the person of each example, `[n]`: integers or texts.
+    """
 
     of_people = True
 
@@ -37,7 +42,7 @@ class _OfPeople(Source):
         return self._examples.marks()
 
 
-class People(_OfPeople):
+class People(_ExamplesOfPeople):
     """People to draw from; a step has a few examples of each drawn person.
 
     *Formal guarantees*
@@ -125,7 +130,7 @@ class People(_OfPeople):
         )
 
 
-class CappedExamples(_OfPeople):
+class CappedExamples(_ExamplesOfPeople):
     """Examples to draw from, with at most `per_person` examples of any person.
 
     *Formal guarantees*: the kept examples of a person are a uniform choice that does

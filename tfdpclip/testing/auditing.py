@@ -165,8 +165,7 @@ def audit(
     ]
     if not guesses:
         raise ValueError("guesses is empty: name a share of the canaries, such as 0.5.")
-    if seed is not None:
-        seed = _arguments.integer("seed", seed)
+    seed = _arguments.optional(_arguments.integer, "seed", seed)
     level = 1 - (1 - confidence) / len(guesses)
     if claimed is not None and claimed != math.inf:
         _refuse_too_few(canaries, claimed, guesses, delta, level)

@@ -97,8 +97,7 @@ def assert_noise(
     z_g = float(optimizer.gradient_noise_multiplier)
     if not z_g > 0:
         raise ValueError("noise_multiplier is 0: there is no noise to test.")
-    if steps is not None:
-        steps = _arguments.integer("steps", steps, 4)
+    steps = _arguments.optional(_arguments.integer, "steps", steps, 4)
     false_alarm = _arguments.delta(false_alarm, "false_alarm")
     pieces = optimizer.accumulation_steps
     x, y, _ = unpack(batch)

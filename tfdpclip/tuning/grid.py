@@ -243,10 +243,8 @@ def _check_run_arguments(
     _arguments.function("run", run, 1)
     _arguments.text("metric", metric)
     _arguments.boolean("maximize", maximize)
-    if plan is not None:
-        _arguments.function("plan", plan, 1)
-    if progress is not None:
-        _arguments.function("progress", progress, 1)
+    _arguments.optional(_arguments.function, "plan", plan, 1)
+    _arguments.optional(_arguments.function, "progress", progress, 1)
     check_search(search)
     check_spent(spent)
     if spent is not None and plan is None:

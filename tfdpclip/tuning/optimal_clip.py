@@ -258,8 +258,7 @@ def _problem(gradients, sigma, d, sampling_rate) -> Problem:
     rate = _arguments.rate("sampling_rate", sampling_rate)
     if rate < 1e-100:
         raise ValueError(f"sampling_rate is too small: {sampling_rate!r}.")
-    if d is not None:
-        d = _arguments.integer("d", d, 1)
+    d = _arguments.optional(_arguments.integer, "d", d, 1)
     rows = _segments.check_gradients(gradients)
     dimension = rows.shape[1] if d is None else d
     if not math.isfinite(sigma * sigma * dimension):

@@ -46,9 +46,8 @@ class TrainingPlan:
     def __post_init__(self):
         wanted = "a scheme of dpc.sampling, such as dpc.sampling.Poisson(rate=0.01)"
         _arguments.instance("sampling", self.sampling, SamplingScheme, wanted)
-        z = _arguments.non_negative("noise_multiplier", self.noise_multiplier)
-        object.__setattr__(self, "noise_multiplier", z)
-        object.__setattr__(self, "steps", _arguments.integer("steps", self.steps))
+        _arguments.set_field(self, "noise_multiplier", _arguments.non_negative)
+        _arguments.set_field(self, "steps", _arguments.integer)
         _arguments.choice("unit", self.unit, events.UNITS)
 
     @property

@@ -81,10 +81,7 @@ def has_own_gradient(op: tf.Operation) -> bool:
         return True
     return any(
         node.op not in calling and _OWN_GRADIENT in node.attr
-        for name in origins.functions_of(op)
-        for definition in origins.definitions(op.graph, name)
-        if definition is not None
-        for node in definition.node_def
+        for node in origins.nodes_within(op)
     )
 
 

@@ -104,6 +104,13 @@ def definitions(graph, name: str) -> Iterator[_tf_private.FunctionDef | None]:
             pending += functions_in_attributes(node)
 
 
+def nodes_within(op: tf.Operation) -> Iterator[_tf_private.NodeDef]:
+    """The nodes of the functions that an op calls, at any depth, where found."""
+    for name in functions_of(op):
+        for definition in definitions(op.graph, name):
+            yield from () if definition is None else definition.node_def
+
+
 def definition_of(graph, name: str) -> _tf_private.FunctionDef | None:
     """The definition of a function that `graph` may call."""
     function = find_function(graph, name)

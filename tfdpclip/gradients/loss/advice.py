@@ -23,9 +23,11 @@ PER_EXAMPLE = (
     "from_logits=True)), or the loss that you use. "
 )
 BATCH_NORM = (
-    "This is batch normalisation in training mode. Replace it, as by "
-    "model = dpc.keras.convert_batchnorm(model), which makes GroupNormalization of it, "
-    "or freeze the layer with layer.trainable = False, as dpc.keras.film(model) does."
+    "This is batch normalisation in training mode. Replace it: "
+    "model = dpc.keras.convert_batchnorm(model) makes GroupNormalization of it; in a "
+    "subclass of tf.keras.Model, write tf.keras.layers.GroupNormalization(8), with a "
+    "number that divides the channels, for BatchNormalization(). Or freeze the layer "
+    "with layer.trainable = False, as dpc.keras.film(model) does."
 )
 MASKED = (
     "A mean over the unmasked entries of the whole batch does this, which Keras makes "

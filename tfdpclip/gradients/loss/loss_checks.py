@@ -259,12 +259,7 @@ def assert_whole_examples(
 def refuse_collectives(flows: Dataflow) -> None:
     """Raises if a loss depends on results of further replicas or machines."""
     for op in flows.ops:
-        kinds = [op.type]
-        for name in origins.functions_of(op):
-            for definition in origins.definitions(flows.graph, name):
-                kinds += (
-                    [] if definition is None else [n.op for n in definition.node_def]
-                )
+        kinds = [op.type, *(node.op for node in origins.nodes_within(op))]
         found = next((k for k in kinds if k.startswith(ops.COLLECTIVES)), None)
         if found is not None:
             raise ExampleIsolationError(

@@ -138,10 +138,7 @@ def _has_lists_of_lists(op: tf.Operation) -> bool:
     return any(
         node.op == "TensorListReserve"
         and node.attr["element_dtype"].type == tf.variant.as_datatype_enum
-        for name in origins.functions_of(op)
-        for definition in origins.definitions(op.graph, name)
-        if definition is not None
-        for node in definition.node_def
+        for node in origins.nodes_within(op)
     )
 
 

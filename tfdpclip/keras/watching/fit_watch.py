@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpclip import _progress, _tf_private
-from tfdpclip._docs import see
+from tfdpclip._docs import TracedError, see
 from tfdpclip._variables import all_unwrapped, components, whole_number
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.accounting.releases import releases_since, releases_so_far
@@ -55,6 +55,7 @@ OUTSIDE_UPDATES = (
 )
 
 # A part of TensorFlow's error for a tensor of another graph.
+_STAGED = "AutoGraph tried to define it automatically, but ran into a "
 _OUT_OF_SCOPE = "out of scope"
 FIRST_STEP = "building the private step, and comparing its gradients"
 FIRST_STEP_LINE = (
@@ -224,6 +225,7 @@ class FitWatch:
                 self._around(),
                 self._step.in_place(self._batches),
                 _explain_added_losses(),
+                _raise_as_traced(),
                 _explain_kept_traces(),
                 _hide_values(done),
                 explain_lost_workers(several),
@@ -565,6 +567,23 @@ def _explain_added_losses() -> Iterator[None]:
             "the mean is clipped with its own loss."
             + see("losses-that-divide-by-the-batch")
         ) from error
+
+
+@contextlib.contextmanager
+def _raise_as_traced() -> Iterator[None]:
+    """Raises an error that AutoGraph replaced by an error of its own.
+
+    AutoGraph tries the first of several steps in an execution, and says of an error
+    there that a variable of the loop is undefined.
+    """
+    try:
+        yield
+    except ValueError as error:
+        name, _, text = str(error).partition(_STAGED)[2].partition(": ")
+        for kind in (ValueError, TracedError, *TracedError.__subclasses__()):
+            if kind.__name__ == name:
+                raise kind(text.replace("\n    ", "\n").rstrip()) from None
+        raise
 
 
 @contextlib.contextmanager

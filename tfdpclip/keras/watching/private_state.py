@@ -48,7 +48,8 @@ def restore_public_statistics(loss: tf.Tensor) -> None:
             "model.fit(..., callbacks=[dpc.keras.PublicBatchStatistics(public_x)]), "
             "or, in a loop of your own, "
             "dpc.keras.PublicBatchStatistics(public_x).attach(model). Or replace the "
-            "layers: model = dpc.keras.convert_batchnorm(model)."
+            "layers: model = dpc.keras.convert_batchnorm(model), or, in a subclass of "
+            "tf.keras.Model, tf.keras.layers.GroupNormalization(8)."
             + see("batch-statistics")
         )
     for variable in statistics:

@@ -10,6 +10,7 @@ from tests.keras.counted import DELTA, RECORDS, Optimizer, model_of, poisson, sm
 from tests.stack import KERAS_3
 from tfdpclip import sampling
 from tfdpclip.accounting import Ledger, PrivacyMismatchError
+from tfdpclip.keras import DPSGD
 from tfdpclip.keras.privacy_budget import PrivacyBudget
 
 pytestmark = pytest.mark.unchecked
@@ -178,6 +179,19 @@ class TestMismatchIsRefused:
         budget = PrivacyBudget(math.inf, DELTA, sampling.Poisson(0.1), check_data=False)
         model_of(Optimizer()).fit(x, y, batch_size=10, verbose=0, callbacks=[budget])
         assert "draws were not observed" in str(budget.statement())
+
+    @pytest.mark.parametrize("jit", [False, True])
+    def test_declared_data_train_while_an_element_of_a_draw_is_at_hand(self, jit):
+        """The element that a user looked at is no element of the data of `fit`."""
+        element = next(iter(poisson()))
+        x, y = small_data()
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(10)
+        budget = PrivacyBudget(math.inf, DELTA, sampling.Poisson(0.1), check_data=False)
+        private = DPSGD(0.1, noise_multiplier=2.0, expected_batch_size=10)
+        model = model_of(private, jit_compile=jit)
+        model.fit(data, verbose=0, callbacks=[budget])
+        assert budget.ledger.steps == len(data)
+        assert len(element[0])
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def present_in_graph(
     if _keras_marks.calling("train_on_batch") is not None:
         # Keras 2 gives its function an iterator over the batch.
         return _of_taken(graph, expected, found and found[0])
-    if found is None and all(s.op.type in ops.ITERATORS for s in sources):
+    if found is None and all(map(_comes_from_iterator, sources)):
         # The data are not drawn, whichever elements the functions around have.
         return None
     found = found or _taken_around(graph)
@@ -259,6 +259,21 @@ def _taken_in_graph(tensor: tf.Tensor) -> tuple[list[tf.Tensor], Drawer] | None:
     own = _tf_private.is_function_of_data_set(graph)
     own = own or getattr(graph, "name", "") in _keras_marks.STEP_FUNCTIONS
     return _weights_at_end(graph) if own else None
+
+
+def _comes_from_iterator(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is of an iterator's element, or handed on by Keras from one."""
+    graph: Any = tensor.graph
+    if getattr(graph, "name", "") not in _keras_marks.STEP_FUNCTIONS:
+        return tensor.op.type in ops.ITERATORS
+    captured = any(tensor is inner for _, inner in graph.captures)
+    outer = graph.outer_graph
+    return (
+        tensor.op.type == "Placeholder"
+        and not captured
+        and _tf_private.is_function_graph(outer)
+        and any(op.type in ops.ITERATORS for op in outer.get_operations())
+    )
 
 
 def _taken_around(graph: Any) -> tuple[list[tf.Tensor], Drawer] | None:

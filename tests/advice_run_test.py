@@ -415,6 +415,7 @@ ONLY_KERAS_3 = [
 
 # Names that the message's situation gives another meaning than `Names` does.
 MEANT = {
+    "dpc.keras.convert_batchnorm(model.backbone)": {"model": "with_backbone"},
     "np.stack(data)": {"data": "rows_of_x"},
     "plan.batches((x, y), people=ids)": {"plan": "plan_of_people"},
     "plan.batches((x[1000:], y[1000:]))": {"x": "many", "y": "many"},

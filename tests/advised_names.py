@@ -8,6 +8,7 @@ import functools
 import importlib
 import os
 import tempfile
+import types
 
 import numpy as np
 import pandas
@@ -93,6 +94,10 @@ class Names:
         model = tf.keras.Sequential(layers)
         model.compile(self.optimizer, self.loss)
         return model
+
+    @functools.cached_property
+    def with_backbone(self):
+        return types.SimpleNamespace(backbone=self.normalized)
 
     @functools.cached_property
     def loss(self):

@@ -63,19 +63,18 @@ class TestOtherData:
         return budget
 
     @pytest.mark.parametrize("options", [{}, {"steps_per_execution": 2}], ids=str)
-    @pytest.mark.parametrize("make", [_other_iterator, _new_iterator, _reduced])
-    @pytest.mark.thinned(3)
+    @pytest.mark.parametrize("make", [_other_iterator, _new_iterator])
+    @pytest.mark.thinned(2)
     def test_is_found(self, make, options):
-        # Without checks, which would refuse the reduced data first.
-        checks = "never" if make is _reduced else "first"
         with pytest.raises(PrivacyMismatchError, match="data that fit did not give"):
-            self._fit(make(), checks=checks, **options)
+            self._fit(make(), **options)
 
     @pytest.mark.every_check
-    def test_what_a_data_set_was_reduced_to_is_refused_before(self):
+    @pytest.mark.parametrize("checks", ["first", "never"])
+    def test_what_a_data_set_was_reduced_to_is_refused_before(self, checks):
         """The examples' axis is unknown, and there is no second batch."""
         with pytest.raises(Exception, match="Dataset.*is not known"):
-            self._fit(_reduced())
+            self._fit(_reduced(), checks=checks)
 
     def test_so_is_an_element_that_was_taken_before(self):
         with pytest.raises(PrivacyMismatchError, match="fit did not give.*Optional"):

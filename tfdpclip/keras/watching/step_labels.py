@@ -321,6 +321,8 @@ class StepLabels:
                 self.few |= handles
 
     def _captured(self, tensor: tf.Tensor) -> int:
+        if tensor.dtype == tf.variant:  # No array, as an optional element.
+            return OUTSIDE | UNKNOWN
         if tensor.dtype != tf.resource:
             made = 0 if _tf_private.is_eager(tensor) else DATA
             return made | OUTSIDE | _label_of_constant(tf.get_static_value(tensor))

@@ -263,16 +263,17 @@ def _taken_in_graph(tensor: tf.Tensor) -> tuple[list[tf.Tensor], Drawer] | None:
 
 def _comes_from_iterator(tensor: tf.Tensor) -> bool:
     """Whether a tensor is of an iterator's element, or handed on by Keras from one."""
+    if tensor.op.type in ops.ITERATORS:
+        return True
     graph: Any = tensor.graph
     if getattr(graph, "name", "") not in _keras_marks.STEP_FUNCTIONS:
-        return tensor.op.type in ops.ITERATORS
+        return False
     captured = any(tensor is inner for _, inner in graph.captures)
-    outer = graph.outer_graph
-    return (
-        tensor.op.type == "Placeholder"
-        and not captured
-        and _tf_private.is_function_graph(outer)
-        and any(op.type in ops.ITERATORS for op in outer.get_operations())
+    around = graph.outer_graph
+    if captured or tensor.op.type != "Placeholder":
+        return False
+    return _tf_private.is_function_graph(around) and any(
+        op.type in ops.ITERATORS for op in around.get_operations()
     )
 
 

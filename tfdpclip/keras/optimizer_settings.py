@@ -218,7 +218,8 @@ class OptimizerSettings:
 
     def _state_spent(self, epsilon: float, delta: float) -> None:
         """Has files of this step say the spent budget, as `privacy` of the config."""
-        spent = {"epsilon": epsilon, "delta": delta, "steps": int(self.iterations)}
+        steps = int(self.iterations.numpy())
+        spent = {"epsilon": epsilon, "delta": delta, "steps": steps}
         self._spent = json.dumps(spent)
 
     def get_config(self) -> dict[str, Any]:
@@ -240,7 +241,7 @@ class OptimizerSettings:
             seed=self._seed,
         )
         spent = json.loads(self._spent)
-        if spent and spent["steps"] == int(self.iterations):
+        if spent and spent["steps"] == int(self.iterations.numpy()):
             config["privacy"] = spent
         return config
 

@@ -161,8 +161,9 @@ def test_the_truth_sees_a_loss_that_drops_gradients(reduction):
 @pytest.mark.parametrize("how", GATES)
 @pytest.mark.slow
 def test_a_gate_of_each_example_is_exact(how):
-    # The proof does not read the lists of a loop over the examples.
-    kind = outcomes.WARNED if how == "map" else outcomes.EXACT
+    # The table of ops has none that no model needs; lists of a loop are not read.
+    one_by_one = how in ("map", "searchsorted", "fake_quant", "svd")
+    kind = outcomes.WARNED if one_by_one else outcomes.EXACT
     assert check(between(Node("gate_gradient", {"how": how}))).kind == kind
 
 

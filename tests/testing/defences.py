@@ -194,7 +194,7 @@ FINDINGS = (
     Finding(
         "a statistic of the batch behind a stopped gradient, in loops",
         of_hidden(behind_a_stopped_gradient),
-        MIXED,
+        COMPARED,
     ),
     Finding("ranks within the batch", of_hidden(by_rank), MIXED),
     Finding(

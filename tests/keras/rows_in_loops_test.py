@@ -901,3 +901,26 @@ def test_a_function_of_the_users_is_not_keras_train_on_batch():
         else:
             train_on_batch(x)
     assert step.moved == pytest.approx(drawn(), abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["run_step", "one_step_on_data", "step"])
+def test_a_step_named_like_keras_own_is_of_the_element_around_it(name):
+    """Keras feeds functions of such names from iterators; a loop of one's own, too."""
+    counting = Counting()
+
+    def inner(x):
+        counting.take_step(x)
+
+    inner.__name__ = name
+    step = tf.function(inner, autograph=False)
+
+    @tf.function
+    def loop(iterator):
+        x, _, weights = next(iterator)
+        step(x)
+        return tf.reduce_sum(weights)
+
+    iterator, count = iter(batches()), 0.0
+    for _ in range(4):
+        count += float(loop(iterator))
+        assert counting.moved == pytest.approx(count)

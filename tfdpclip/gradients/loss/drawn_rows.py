@@ -194,7 +194,7 @@ def present_in_graph(
     if _keras_marks.calling("train_on_batch") is not None:
         # Keras 2 gives its function an iterator over the batch.
         return _of_taken(graph, expected, found and found[0])
-    if found is None and all(map(_comes_from_iterator, sources)):
+    if found is None and all(s.op.type in ops.ITERATORS for s in sources):
         # The data are not drawn, whichever elements the functions around have.
         return None
     found = found or _taken_around(graph)
@@ -203,6 +203,8 @@ def present_in_graph(
         if _CURRENT.releases and not isinstance(drawer.scheme, FullBatch):
             _refuse_second(graph, weights)
         return _of_weights(graph, weights, expected)
+    if all(map(_fed_by_fit, sources)):
+        return None  # No iterator around the step has an element that was drawn.
     return _of_taken(graph, expected)
 
 
@@ -261,19 +263,18 @@ def _taken_in_graph(tensor: tf.Tensor) -> tuple[list[tf.Tensor], Drawer] | None:
     return _weights_at_end(graph) if own else None
 
 
-def _comes_from_iterator(tensor: tf.Tensor) -> bool:
-    """Whether a tensor is of an iterator's element, or handed on by Keras from one."""
-    if tensor.op.type in ops.ITERATORS:
-        return True
+def _fed_by_fit(tensor: tf.Tensor) -> bool:
+    """Whether `fit` hands a tensor to its function of a step, from an iterator."""
     graph: Any = tensor.graph
     if getattr(graph, "name", "") not in _keras_marks.STEP_FUNCTIONS:
         return False
+    if tensor.op.type != "Placeholder" or _keras_marks.calling("fit") is None:
+        return False
     captured = any(tensor is inner for _, inner in graph.captures)
     around = graph.outer_graph
-    if captured or tensor.op.type != "Placeholder":
-        return False
-    return _tf_private.is_function_graph(around) and any(
-        op.type in ops.ITERATORS for op in around.get_operations()
+    return not captured and any(
+        _tf_private.is_function_graph(around) and op.type in ops.ITERATORS
+        for op in around.get_operations()
     )
 
 

@@ -72,15 +72,12 @@ def _rules_are_as_before():
     ]
     before = [dict(table) for table in tables]
     yield
-    taken = sys.modules.get("tfdpclip.sampling.handed_out")
-    if taken is not None:
-        # Drops elements of batches that an earlier test drew and that are still
-        # referenced.
-        taken._TAKEN.clear()
-    noise = sys.modules.get("tfdpclip.accounting.round_noise")
-    if noise is not None:
-        # Drops the noise of aggregators that an earlier test made.
-        noise._made.clear()
+    notes = sys.modules.get("tfdpclip._notes")
+    if notes is not None:
+        # Drops elements that an earlier test drew and that are still referenced, and
+        # the noise of aggregators that an earlier test made.
+        notes.NOTES.forget_elements()
+        notes.NOTES.round_noises.clear()
     for table, rules in zip(tables, before, strict=True):
         table.clear()
         table.update(rules)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip._notes import NOTES, ReleaseSettings
 from tfdpclip._variables import whole_number
-from tfdpclip.accounting.releases import COUNTERS, ReleaseSettings
 from tfdpclip.keras.watching.noise_plan import NoisePlan
 from tfdpclip.sampling import events
 
@@ -74,7 +74,7 @@ class StepHistory(tf.train.experimental.PythonState):
         self.restored = False
         #: A `WeightWatch` that is told of eager updates; None without one.
         self.watch: Any = None
-        COUNTERS.add(self)
+        NOTES.counters.add(self)
 
     def _begin(self) -> None:
         self.identity = secrets.token_hex(16)

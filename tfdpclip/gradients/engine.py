@@ -51,7 +51,7 @@ from tfdpclip.gradients.loss_key import structure_of
 from tfdpclip.gradients.meetings import FoundGradients, find_gradients, one_by_one
 from tfdpclip.gradients.proof import single_examples
 from tfdpclip.gradients.proof.isolation_proof import Verdict, prove
-from tfdpclip.gradients.rules.rule_table import Context
+from tfdpclip.gradients.rules.context import Context
 from tfdpclip.gradients.status import CheckStatus, needs_keys
 
 # Bytes of materialised per-example gradients that may be alive for a variable.

@@ -16,6 +16,7 @@ FLOORS = [
         "_version",
         "_docs",
         "_notes",
+        "_graph_notes",
         "_registered",
         "_outside",
         "_keras_marks",

@@ -159,12 +159,14 @@ class Notes:
         alone.
       counters: objects that count their releases, with `identity` (a text), `releases`,
         `take_settings()`, which returns `ReleaseSettings`, and `raise_failures()`.
-      in_graphs: for each graph, the weights of the elements that private steps were
-        made of, each with the identity of an optimizer.
       round_noises: the noise of all aggregators that made a process, in order.
       round_blocks: the blocks of federated rounds that are under way.
       counting_contexts: an entry for each open context that counts computations.
       data_sources: the sources of federated programs, by name.
+      constant_states: all comparisons of variables from step to step, which forget the
+        values of variables that any optimizer trains.
+      followed_steps: for each Keras model, what stands in the place of `train_step`.
+      foreign_histories: the histories of optimizers of other libraries.
     """
 
     def __init__(self) -> None:
@@ -183,14 +185,18 @@ class Notes:
         # By identity, how many releases a ledger has counted as a counter's.
         self._counted: collections.Counter[str] = collections.Counter()
         self.recorded_by_number = 0
-        self.in_graphs: weakref.WeakKeyDictionary[Any, set] = (
-            weakref.WeakKeyDictionary()
-        )
         self.round_noises: dict[Any, None] = {}
         self.round_blocks: list[Any] = []
         self.counting_contexts: list[None] = []
         self.data_sources: weakref.WeakValueDictionary[str, Any] = (
             weakref.WeakValueDictionary()
+        )
+        self.constant_states: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.followed_steps: weakref.WeakKeyDictionary[Any, Any] = (
+            weakref.WeakKeyDictionary()
+        )
+        self.foreign_histories: weakref.WeakKeyDictionary[Any, Any] = (
+            weakref.WeakKeyDictionary()
         )
 
     # Draws.

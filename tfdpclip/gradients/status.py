@@ -11,6 +11,7 @@ from collections.abc import Hashable
 import tensorflow as tf
 
 from tfdpclip._devices import TRACING
+from tfdpclip._graph_notes import notes_of
 from tfdpclip._outside import outside_of_functions
 
 UNCHECKED, PASSED, FAILED = 0, 1, 2
@@ -41,7 +42,7 @@ class CheckStatus:
         if when != "never":
             # Every trace makes a variable, and a strategy makes none during a trace.
             outside_of_functions(self._make, [], in_strategy=False)
-        graph.add_to_collection("tfdpclip_checks", self)
+        notes_of(graph).statuses.append(self)
         if around.tell is not None:
             around.tell(self, graph)
 

@@ -27,6 +27,7 @@ import tensorflow as tf
 from tfdpclip import _keras_marks, _tf_private
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
+from tfdpclip._graph_notes import notes_of
 from tfdpclip._notes import NOTES
 from tfdpclip.accounting.phases import TWO_NETWORKS, PrivacyMismatchError
 from tfdpclip.gradients.errors import LossStructureError
@@ -41,8 +42,6 @@ _LINES = (
     "    def step(x, y, w): ...\n"
     "    for x, y, w in batches: step(x, y, w)\n"
 )
-# The name of a collection of a graph.
-_KNOWN_ROWS = "tfdpclip_known_rows"
 _OTHER_ROWS = (
     "The loss and the weights of the drawn batch differ in their number of rows, so "
     "the rows that are records are not known. Compute one loss for each row of the "
@@ -368,7 +367,7 @@ def _refuse_second(
     message: str = _TWICE,
     optimizer: str = "",
 ) -> None:
-    before = NOTES.in_graphs.setdefault(graph, set())
+    before = notes_of(graph).released
     if weights and (weights[0].ref(), optimizer) in before:
         raise PrivacyMismatchError(message)
     before.update((w.ref(), optimizer) for w in weights[:1])
@@ -545,7 +544,7 @@ def _fitted(masks, own, graph, expected, adds_up) -> tf.Tensor:
 def _or_raise(graph: Any, condition: tf.Tensor, message: str) -> tf.Tensor:
     """A condition, which raises if it is False; later, where XLA compiles the step."""
     if in_xla():
-        graph.add_to_collection(_KNOWN_ROWS, (condition, message))
+        notes_of(graph).known_rows.append((condition, message))
         return condition
     wrong = tf.debugging.Assert(condition, [message])
     with tf.control_dependencies([] if wrong is None else [wrong]):
@@ -562,10 +561,9 @@ def known_in_compiled_code(graph: tf.Graph) -> list[tuple[tf.Tensor, str]]:
       Boolean scalars, each with the error that False means. Compiled code cannot raise,
       and takes no row for a record then.
     """
-    kept = graph.get_collection_ref(_KNOWN_ROWS)
-    found = list(kept)
-    kept.clear()
-    return found
+    notes = notes_of(graph)
+    known, notes.known_rows = notes.known_rows, []
+    return known
 
 
 def _count(mask: tf.Tensor, axis: int | None = None) -> tf.Tensor:

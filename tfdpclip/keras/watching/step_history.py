@@ -316,14 +316,11 @@ class ForeignHistory:
         return {self.identity: OptimizerSteps(self.releases)} if self.releases else {}
 
 
-_FOREIGN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-
 def history_of(optimizer: Any) -> StepHistory | ForeignHistory:
     """The history of any optimizer."""
     found = getattr(optimizer, ATTRIBUTE, None)
     if isinstance(found, StepHistory):
         return found
-    if optimizer not in _FOREIGN:
-        _FOREIGN[optimizer] = ForeignHistory(optimizer)
-    return _FOREIGN[optimizer]
+    if optimizer not in NOTES.foreign_histories:
+        NOTES.foreign_histories[optimizer] = ForeignHistory(optimizer)
+    return NOTES.foreign_histories[optimizer]

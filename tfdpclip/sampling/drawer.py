@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import threading
 import types
 import weakref
@@ -15,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip._docs import see
+from tfdpclip._keras_marks import calling
 from tfdpclip._notes import NOTES
 from tfdpclip.sampling import row_weights, sources
 from tfdpclip.sampling.base import DrawKey, NeighboringRelation
@@ -181,12 +181,7 @@ class Drawer:
 
     def end_of_call(self) -> None:
         """Goes back to filled elements if the call of `take_as_drawn` is over."""
-        if self._during is None:
-            return
-        frame: types.FrameType | None = inspect.currentframe()
-        while frame is not None and frame is not self._during:
-            frame = frame.f_back
-        if frame is None:
+        if self._during is not None and calling("fit") is not self._during:
             self.take_as_drawn(False)
 
     @functools.cached_property

@@ -24,8 +24,6 @@ MUTABLE = {
     "tfdpclip.federated._workers._deadline",
     # The flags of a command.
     "tfdpclip.accounting.__main__._FLAGS",
-    # Constant after the import of `inner_flows`, which `dataflow` cannot import.
-    "tfdpclip.gradients.flows.dataflow.INSIDE",
 }
 # Modules that read Python's stack.
 FRAMES = {
@@ -47,7 +45,6 @@ MARKS = {
     "_tfdpclip_public_data": "a callback of the library",
     "_tfdpclip_public_statistics": "a layer",
     "_tfdpclip_without_totals": "a method that the library puts into a model",
-    "_tfdpclip_plain": "a function that TensorFlow differentiates",
     "_tfdpclip_runs_secure_sums": "a context of TensorFlow Federated",
     "_tfdpclip_apply": "an op",
     "_tfdpclip_count": "an op",

@@ -8,6 +8,7 @@ use. To port the library to a new version of TensorFlow, read this file.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -359,12 +360,9 @@ def differentiate_call_by(
         for each function.
     """
     owner: Any = getattr(op._gradient_function, "__self__", None)
-    if not hasattr(owner, "_rewrite_forward_and_call_backward"):
-        return
-    if hasattr(owner, "_tfdpclip_plain"):
-        return
-    owner._tfdpclip_plain = owner._rewrite_forward_and_call_backward
-    owner._rewrite_forward_and_call_backward = differentiate(owner._tfdpclip_plain)
+    plain = getattr(owner, "_rewrite_forward_and_call_backward", None)
+    if inspect.ismethod(plain):  # The new method is a function.
+        owner._rewrite_forward_and_call_backward = differentiate(plain)
 
 
 # Loops.

@@ -6,8 +6,8 @@ unknown. The rest of the library reads flows from a `Dataflow` (`dataflow.py`).
 
 The flows of single ops are in files by kind: `op_flows` (the table), `contractions`,
 `mixing`, `layouts`, `slices`, `lists`, `sparse`, `repeats`, `sizes`.
-`inner_flows` follows branches, calls and loops, `gradient_flows` functions of
-`tf.custom_gradient`; `inlining` opens calls.
+`graph_flows` follows one graph, `dataflow` its branches, calls and loops as well, and
+`gradient_flows` functions of `tf.custom_gradient`; `inlining` opens calls.
 
 Invariant: a flow with axes claims that a row of an example reads only data of that
 example. If the analysis cannot show this claim, the flow is unknown.

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdpclip import _tf_private
+from tfdpclip.gradients.flows.dataflow import branch_graphs
 from tfdpclip.gradients.flows.inlining import OpCopies
-from tfdpclip.gradients.flows.inner_flows import branch_graphs
 from tfdpclip.gradients.graph import calls, ops
 
 

@@ -21,9 +21,8 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._devices import has_form_of_xla
 from tfdpclip._graph_notes import notes_of
-from tfdpclip.gradients.flows.dataflow import Dataflow
+from tfdpclip.gradients.flows.dataflow import BodyFlows, Dataflow
 from tfdpclip.gradients.flows.flow import DATA, Flow
-from tfdpclip.gradients.flows.inner_flows import BodyFlows
 from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.trips import count_trips, counts_steps
 from tfdpclip.gradients.rules.rule_table import has_op_rule, has_rule

@@ -54,33 +54,22 @@ def pytest_report_header() -> list[str]:
     ] + [f"without {OTHER_KERAS}, which is of another Keras"]
 
 
-# The packages with a table of users' registrations, and the function that adds to it
-# for the life of a process.
-REGISTER = {"tfdpclip.clipping": "register_rule", "tfdpclip.gradients": "op_rule"}
-
-
 @pytest.fixture(autouse=True)
 def _rules_are_as_before():
     """Removes the registrations that a docstring or a page made.
 
     Tests of the set of ops or clip rules may follow in the same process.
     """
-    tables = [
-        getattr(sys.modules[package], name).__globals__["_RULES"]
-        for package, name in REGISTER.items()
-        if package in sys.modules
-    ]
+    registered = sys.modules.get("tfdpclip._registered")
+    tables = vars(registered.REGISTERED).values() if registered else ()
     before = [dict(table) for table in tables]
     yield
-    taken = sys.modules.get("tfdpclip.sampling.handed_out")
-    if taken is not None:
-        # Drops elements of batches that an earlier test drew and that are still
-        # referenced.
-        taken._TAKEN.clear()
-    noise = sys.modules.get("tfdpclip.accounting.round_noise")
-    if noise is not None:
-        # Drops the noise of aggregators that an earlier test made.
-        noise._made.clear()
+    notes = sys.modules.get("tfdpclip._notes")
+    if notes is not None:
+        # Drops elements that an earlier test drew and that are still referenced, and
+        # the noise of aggregators that an earlier test made.
+        notes.NOTES.forget_elements()
+        notes.NOTES.round_noises.clear()
     for table, rules in zip(tables, before, strict=True):
         table.clear()
         table.update(rules)

@@ -50,22 +50,9 @@ def pytest_pyfunc_call(pyfuncitem):
 @pytest.fixture(autouse=True)
 def _no_aggregators_of_other_tests():
     """Has a budget look at the aggregators of its own test alone."""
-    rounds = sys.modules.get("tfdpclip.accounting.round_noise")
-    if rounds is not None:
-        rounds._made.clear()
-
-
-@pytest.fixture(autouse=True)
-def _no_elements_of_other_tests():
-    """Has the engine forget which elements of drawn batches a test took.
-
-    A later test's batch of as many rows may be taken for such an element.
-    """
-    yield
-    handed_out = sys.modules.get("tfdpclip.sampling.handed_out")
-    if handed_out is not None:
-        handed_out._TAKEN.clear()
-        handed_out._DEALT.clear()
+    notes = sys.modules.get("tfdpclip._notes")
+    if notes is not None:
+        notes.NOTES.round_noises.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,16 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # From the bottom up. Layers on the same line do not import each other.
 FLOORS = [
     ["kernel"],
-    ["_version", "_docs", "_outside", "_keras_marks", "tensorflow_privacy"]
+    [
+        "_version",
+        "_docs",
+        "_notes",
+        "_graph_notes",
+        "_registered",
+        "_outside",
+        "_keras_marks",
+        "tensorflow_privacy",
+    ]
     + ["_tf_private", "_variables", "_sealed", "_progress", "_notebook"],
     ["_arguments", "_constants", "_devices", "files"],
     ["_schedules", "_data", "pictures"],

@@ -10,9 +10,7 @@ from collections.abc import Callable, Hashable
 
 import tensorflow as tf
 
-# The attribute of a graph that holds its constants; a separate table would keep the
-# graph alive.
-_ATTRIBUTE = "tfdpclip_constants"
+from tfdpclip._graph_notes import notes_of
 
 
 def once(key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
@@ -25,11 +23,7 @@ def once(key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:
     """
     if tf.executing_eagerly():
         return make()
-    graph = tf.compat.v1.get_default_graph()
-    made = getattr(graph, _ATTRIBUTE, None)
-    if made is None:
-        made = {}
-        setattr(graph, _ATTRIBUTE, made)
+    made = notes_of(tf.compat.v1.get_default_graph()).constants
     if key not in made:
         with tf.control_dependencies(None):
             made[key] = make()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import types
+from typing import Any
 
 #: How the modules of Keras's own classes and functions begin.
 MODULES = ("keras.", "tf_keras.")
@@ -50,3 +51,9 @@ def calling(method: str) -> types.FrameType | None:
             break
         frame = frame.f_back
     return frame
+
+
+def variable_of_call(method: str, name: str) -> Any:
+    """A local variable of the running call of Keras's method of a model, or None."""
+    frame = calling(method)
+    return None if frame is None else frame.f_locals.get(name)

@@ -7,6 +7,7 @@ import pytest
 import tensorflow_federated as tff
 
 from tfdpclip import accounting, federated, sampling
+from tfdpclip._notes import NOTES
 from tfdpclip.accounting import PrivacyMismatchError, rounds
 
 IDS = list(range(40))
@@ -122,7 +123,7 @@ def test_asynchronous_contexts_count_as_well(process, secure):
 
 
 def test_a_context_that_does_not_count_is_stated(process, monkeypatch):
-    monkeypatch.setattr(rounds, "_CONTEXTS", [])
+    monkeypatch.setattr(NOTES, "counting_contexts", [])
     counted = budget()
     with counted.round():
         pass

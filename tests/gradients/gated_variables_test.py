@@ -11,6 +11,7 @@ from tests.gradients.cases import (
     squash,
     variable,
 )
+from tfdpclip._graph_notes import notes_of
 from tfdpclip.clipping import FixedClip
 from tfdpclip.gradients import clipped_sum
 
@@ -115,7 +116,7 @@ def test_a_batch_whose_sums_are_no_numbers_proves_nothing():
         loss = tf.reduce_sum(tf.square(x @ kernel), axis=1)
         return clipped_sum(loss, [kernel], FixedClip(1.0))
 
-    (status,) = step.get_concrete_function().graph.get_collection("tfdpclip_checks")
+    (status,) = notes_of(step.get_concrete_function().graph).statuses
     x = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
     step(np.full_like(x, np.nan))
     assert int(status._verdict) < 0  # No verdict, so that the next step is checked.

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from tests.stack import KERAS_3
+from tfdpclip._devices import traced_with
 from tfdpclip.gradients import GradientMismatchError
-from tfdpclip.gradients.status import losses_traced
 from tfdpclip.keras import _compat
 from tfdpclip.keras.watching import compiled_steps
 
@@ -63,7 +63,7 @@ def fit(model, plan, batches, **settings):
 def statuses_of(act):
     """Whether the losses compare that were traced outside of an uncompiled twin."""
     found = []
-    with losses_traced(lambda status, graph: found.append(status.compares)):
+    with traced_with(tell=lambda status, graph: found.append(status.compares)):
         act()
     return set(found)
 

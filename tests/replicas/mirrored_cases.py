@@ -17,10 +17,10 @@ import tensorflow as tf
 import tfdpclip as dpc
 from tests.covariance import assert_covariance
 from tests.stack import KERAS_3, fit_takes_no_draw_to_build
+from tfdpclip._notes import NOTES
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.keras.watching.step_history import history_of
-from tfdpclip.sampling.drawer import DRAWERS
 
 REPLICAS = int(os.environ["REPLICAS"])
 tf.config.set_logical_device_configuration(
@@ -1157,7 +1157,7 @@ def test_one_iterator_has_a_fixed_order_in_a_row(mirrored, pieces):
     with pytest.raises(tf.errors.InvalidArgumentError, match="A second iterator"):
         next(iter(distributed))
     assert len(records(*next(first)[1:])) > 0
-    for drawer in list(DRAWERS):
+    for drawer in list(NOTES.drawers):
         drawer.begin(distributed)
     next(iter(distributed))
     with pytest.raises(tf.errors.InvalidArgumentError, match="A second iterator"):

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from tests.gradients.cases import randoms, variable
+from tfdpclip._registered import REGISTERED
 from tfdpclip.gradients import PerExampleGradients, op_flow
-from tfdpclip.gradients.flows import op_flows
 
 ROWS = randoms(5, 4).numpy()
 
@@ -99,7 +99,7 @@ def test_gradients_one_at_a_time_are_those_of_the_batch(monkeypatch):
     kernel = variable(2, 2, 1, 3)
     proof, alone = verdict(kernel)
     assert not proof.proven and proof.op.type == "CropAndResize"
-    monkeypatch.setitem(op_flows._STATED, "CropAndResize", "rows")
+    monkeypatch.setitem(REGISTERED.op_flows, "CropAndResize", "rows")
     proof, together = verdict(kernel)
     # Its boxes have numbers of images, which say where in the batch to look.
     np.testing.assert_allclose(alone, together, rtol=1e-5)

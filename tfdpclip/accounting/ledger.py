@@ -12,6 +12,7 @@ import dp_accounting
 
 from tfdpclip import _arguments
 from tfdpclip._docs import see
+from tfdpclip._notes import NOTES
 from tfdpclip.accounting._ledger_file import FORMAT, LedgerFile
 from tfdpclip.accounting.phases import (
     SKIPPED,
@@ -20,9 +21,6 @@ from tfdpclip.accounting.phases import (
     are_other_people,
     begin_run,
     clip_assumptions,
-)
-from tfdpclip.accounting.releases import (
-    note_counted,
 )
 from tfdpclip.accounting.statement import PrivacyStatement, Spending
 from tfdpclip.accounting.step_audit import StepAudit
@@ -516,4 +514,4 @@ class Ledger(Spending):
     def _credit_to(self, holder: str, steps: int) -> None:
         """Counts steps of the ledger as those of one optimizer."""
         self.counted[holder] = self.counted.get(holder, 0) + steps
-        note_counted(holder, steps)
+        NOTES.note_counted(holder, steps)

@@ -7,6 +7,7 @@ from typing import Any
 
 from tfdpclip import _arguments
 from tfdpclip._docs import see
+from tfdpclip._notes import NOTES
 from tfdpclip.accounting.phases import PrivacyMismatchError
 
 
@@ -32,23 +33,14 @@ class RoundNoise:
         return f"{self.place} noise of multiplier {self.noise_multiplier:g}{kind}{seed}"
 
 
-# The noise of all aggregators that made a process in this Python process.
-_made: dict[RoundNoise, None] = {}
-
-
-def record_made(noise: RoundNoise) -> None:
-    """Records that an aggregator with this noise made its process."""
-    _made[noise] = None
-
-
 def list_made() -> list[str]:
     """The noise of the aggregators that made processes here, in words."""
-    return [str(noise) for noise in _made]
+    return [str(noise) for noise in NOTES.round_noises]
 
 
 def is_possible(noise: RoundNoise) -> bool:
     """Whether rounds here may have this noise: an aggregator has it, or none exists."""
-    return not _made or noise in _made
+    return not NOTES.round_noises or noise in NOTES.round_noises
 
 
 def declared_noise(noise_multiplier: Any, noise: Any) -> RoundNoise:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdpclip import _arguments
 from tfdpclip._docs import see
+from tfdpclip._notes import NOTES
 from tfdpclip.accounting import round_noise
 from tfdpclip.accounting.accountants import ACCOUNTANTS
 from tfdpclip.accounting.ledger import Ledger
@@ -27,27 +28,25 @@ class _Block:
     def __init__(self, clients: int):
         self.clients, self.executions = clients, 0
         # Whether a context that counts was there.
-        self.counted = bool(_CONTEXTS)
+        self.counted = bool(NOTES.counting_contexts)
 
 
 _UNCOUNTED = (
     "each block of round() ran one round, with its cohort: the context that ran the "
     "rounds is not of this library, and does not count"
 )
-_BLOCKS: list[_Block] = []
-_CONTEXTS: list[object] = []
 
 
 @contextlib.contextmanager
 def counts_executions() -> Iterator[None]:
     """Declares that a context inside calls `execution` for each computation."""
-    _CONTEXTS.append(None)
-    for block in _BLOCKS:
+    NOTES.counting_contexts.append(None)
+    for block in NOTES.round_blocks:
         block.counted = True
     try:
         yield
     finally:
-        _CONTEXTS.pop()
+        NOTES.counting_contexts.pop()
 
 
 @contextlib.contextmanager
@@ -61,10 +60,10 @@ def execution(clients: int | None) -> Iterator[None]:
       PrivacyMismatchError: If a computation ran in this block, or the clients are more
         than the cohort. Nothing has run then.
     """
-    if not _BLOCKS or clients is None:
+    if not NOTES.round_blocks or clients is None:
         yield
         return
-    block, problem = _BLOCKS[-1], ""
+    block, problem = NOTES.round_blocks[-1], ""
     if block.executions:
         problem = "A second computation on clients' data would run in one round."
     elif clients > block.clients:
@@ -308,11 +307,11 @@ class RoundBudget:
     def _block(self, clients: int) -> Iterator[None]:
         """Counts the computations of a block, where a context of the library runs."""
         block = _Block(clients)
-        _BLOCKS.append(block)
+        NOTES.round_blocks.append(block)
         try:
             yield
         finally:
-            _BLOCKS.remove(block)
+            NOTES.round_blocks.remove(block)
             if self.aggregator is not None and not block.counted:
                 self.ledger.assume(_UNCOUNTED)
 

@@ -8,18 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from tfdpclip._docs import see
+from tfdpclip._notes import NOTES, Draws, ReleaseSettings, Use
 from tfdpclip.accounting.phases import TWO_NETWORKS, PrivacyMismatchError
-from tfdpclip.accounting.releases import (
-    ReleaseSettings,
-    note_recorded,
-    raise_failures,
-    recorded_by_number,
-    releases_since,
-    releases_so_far,
-    settings_since,
-    uncounted_releases,
-)
-from tfdpclip.sampling import uses as element_uses
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.poisson import FullBatch, Poisson
 
@@ -78,22 +68,22 @@ class StepAudit:
         self,
         ledger: Any,
         sampling: Any = None,
-        usable: Mapping[element_uses.Draws, int] | None = None,
+        usable: Mapping[Draws, int] | None = None,
     ):
         self._ledger, usable = ledger, usable or {}
         # Steps of `step()` blocks: declared, and counted by optimizers.
         self._compared = 0, 0
         # The private steps in blocks; and of each object that draws, the elements that
         # these steps cannot have used.
-        self._made, self._spent = 0, element_uses.elements_spent()
+        self._made, self._spent = 0, NOTES.elements_spent()
         # The releases of each optimizer that no ledger had counted at the beginning;
         # and the optimizers with steps in blocks.
-        self._uncounted = {} if sampling is None else uncounted_releases()
+        self._uncounted = {} if sampling is None else NOTES.uncounted_releases()
         self._in_blocks: set[str] = set()
         # Whether a block is under way, and the steps recorded elsewhere.
         self._in_block, self._recorded = False, 0
         # The steps that all ledgers had recorded by their number alone.
-        self._by_number = recorded_by_number()
+        self._by_number = NOTES.recorded_by_number
         # How many steps the batches of this run drew, if their steps depend on each
         # other; the number before the run; and the steps that did not run.
         self._drawn: Callable[[], int] | None = getattr(sampling, "_steps_drawn", None)
@@ -104,13 +94,13 @@ class StepAudit:
         self._order: Any = getattr(sampling, "_order", None)
         # The objects that draw for the run's loop; how many elements each object had
         # drawn; and the steps recorded since.
-        self._loop_draws: set[element_uses.Draws] = set()
+        self._loop_draws: set[Draws] = set()
         self._drawn_at_begin = {
             draws: (taken - usable.get(draws, 0), drawn - usable.get(draws, 0))
-            for draws, (taken, drawn) in element_uses.elements_drawn().items()
+            for draws, (taken, drawn) in NOTES.elements_drawn().items()
         }
         self._ran = self.waiting = 0
-        self._assumed = element_uses.assumptions_noted()
+        self._assumed = NOTES.assumptions_noted()
         if ledger.holder is None:
             self._note_draws(self._order)
 
@@ -123,7 +113,7 @@ class StepAudit:
         if not self._in_block:
             self._recorded += steps
             if self._ledger.holder is None:
-                note_recorded(steps)
+                NOTES.recorded_by_number += steps
         self._ran += steps
         self.waiting = max(0, self.waiting - steps)
         if self._drawn is not None:
@@ -142,35 +132,35 @@ class StepAudit:
         Raises:
           PrivacyMismatchError: see `Ledger.step`.
         """
-        before, uncounted = releases_so_far(), uncounted_releases()
-        used = element_uses.elements_used()
+        before, uncounted = NOTES.releases_so_far(), NOTES.uncounted_releases()
+        used = NOTES.elements_used
         self._in_block = True
         try:
             yield
         finally:
             self._in_block = False
-        releases = settings_since(before)
+        releases = NOTES.settings_since(before)
         for holder, made, _ in releases:
             self._in_blocks.add(holder)
             if holder != self._ledger.holder:
                 self._ledger._credit_to(holder, made)
         for _, made, settings in releases:
             self._compare_settings(made, settings)
-        made = releases_since(before)
+        made = NOTES.releases_since(before)
         self._compare_steps(steps, made)
-        uses = element_uses.used_since(used)
+        uses = NOTES.used_since(used)
         self._compare_draws([use.scheme for use in uses])
         self._compare_orders(uses)
         self._compare_number(made)
         for holder, _, settings in releases:
             self._compare_outside(holder, settings, uncounted)
-        raise_failures([holder for holder, _, _ in releases])
+        NOTES.raise_failures([holder for holder, _, _ in releases])
 
     def note_assumptions(self) -> None:
         """Has the ledger assume what the steps so far need."""
-        for text in element_uses.assumptions_since(self._assumed):
+        for text in NOTES.assumptions_since(self._assumed):
             self._ledger.assume(text)
-        uncounted = uncounted_releases()
+        uncounted = NOTES.uncounted_releases()
         outside = (self._outside(holder, uncounted) for holder in self._in_blocks)
         if not self._in_block and any(outside):
             self._ledger.assume(
@@ -180,7 +170,7 @@ class StepAudit:
 
     def open_ends(self) -> list[str]:
         """What a statement notes now; a step may be recorded after it ran."""
-        missing = self._unrecorded(uncounted_releases())
+        missing = self._unrecorded(NOTES.uncounted_releases())
         self.reserve_draws()
         notes = [_LEFT_OUT.format(self.waiting)] if self.waiting else []
         if missing:
@@ -197,7 +187,7 @@ class StepAudit:
         if drawer is not None and drawer.scheme.independent_steps:
             self._loop_draws.add(drawer.draws)
 
-    def pass_on_draws(self) -> dict[element_uses.Draws, int]:
+    def pass_on_draws(self) -> dict[Draws, int]:
         """Drops the reservations of draws at hand, which a new phase may use.
 
         Returns:
@@ -235,7 +225,7 @@ class StepAudit:
         )
         self._refuse(problem, _OTHER_BATCHES, len(uncovered))
 
-    def _compare_orders(self, uses: list[element_uses.Use]) -> None:
+    def _compare_orders(self, uses: list[Use]) -> None:
         """Counts steps of another order of the records as a run of their own.
 
         Raises if the noise of the steps is correlated: no run bounds both orders.
@@ -327,7 +317,7 @@ class StepAudit:
             max(0, now - self._uncounted.get(name, 0))
             for name, now in uncounted.items()
         )
-        return max(0, made - (recorded_by_number() - self._by_number))
+        return max(0, made - (NOTES.recorded_by_number - self._by_number))
 
     def _compare_settings(self, made: int, settings: ReleaseSettings) -> None:
         """Raises if the releases of an optimizer have other settings than are counted.
@@ -388,7 +378,7 @@ class StepAudit:
         if not made or isinstance(phase.sampling, FullBatch):
             return  # Further steps of all records are steps like any other.
         covered = functools.partial(_covers, phase.sampling)
-        drawn, uncovered = element_uses.steps_drawn(self._spent, covered)
+        drawn, uncovered = NOTES.steps_drawn(self._spent, covered)
         repeated = self._made - drawn
         if repeated <= 0 or not (drawn or uncovered):
             return

@@ -11,10 +11,9 @@ import tensorflow as tf
 
 from tfdpclip import _schedules
 from tfdpclip._arguments import shown
+from tfdpclip._registered import REGISTERED
 from tfdpclip.clipping.groups import Groups
 from tfdpclip.kernel.rule import Rule
-
-_RULES: dict[str, type[ClipRule]] = {}
 
 
 class ClipRule(Rule):
@@ -216,7 +215,7 @@ def register_rule(rule_class: type[ClipRule]) -> type[ClipRule]:
             f"rule_class must be a subclass of ClipRule, got {shown(rule_class)}."
         )
     name = rule_class.__name__
-    registered = _RULES.get(name)
+    registered = REGISTERED.clip_rules.get(name)
     # The same class made again, by a notebook's cell or a reload, replaces the first.
     if registered is not None and _home(registered) != _home(rule_class):
         raise ValueError(
@@ -224,7 +223,7 @@ def register_rule(rule_class: type[ClipRule]) -> type[ClipRule]:
             f"{registered.__module__}.{registered.__qualname__}: a saved rule would be "
             "loaded as the wrong class: choose another name."
         )
-    _RULES[name] = rule_class
+    REGISTERED.clip_rules[name] = rule_class
     return rule_class
 
 
@@ -235,7 +234,7 @@ def registered_rules() -> dict[str, type[ClipRule]]:
     >>> registered_rules()["FixedClip"].__module__
     'tfdpclip.clipping.rules'
     """
-    return dict(_RULES)
+    return dict(REGISTERED.clip_rules)
 
 
 def _home(rule_class: type[ClipRule]) -> tuple[str, str]:

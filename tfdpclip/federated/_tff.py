@@ -37,17 +37,18 @@ except ImportError as error:
         "-r requirements.txt."
     ) from error
 
-_missing: list[str] = []
+
+class _Missing(str):
+    """The places of a symbol that the installed packages lack."""
 
 
 def _found(*places: str) -> Any:
-    """The symbol at the first of its places that the installed packages have."""
+    """The symbol at the first of its places that has it, or `_Missing`."""
     for place in places:
         package, _, names = place.partition(".")
         with contextlib.suppress(ImportError, AttributeError):
             return operator.attrgetter(names)(importlib.import_module(package))
-    _missing.append(" or ".join(places))
-    return None
+    return _Missing(" or ".join(places))
 
 
 def _kept(place: str) -> Any:
@@ -121,7 +122,8 @@ _Stub = _kept("framework.RemoteExecutorGrpcStub")
 _transform_args = _kept("tensorflow.transform_args")
 _transform_result = _kept("tensorflow.transform_result")
 
-if _missing:
+_symbols = [*globals().values(), *_CONTEXTS.values()]
+if _missing := [symbol for symbol in _symbols if isinstance(symbol, _Missing)]:
     raise ImportError(
         f"TensorFlow Federated {tff.__version__} lacks {', '.join(_missing)}, which "
         "tfdpclip.federated uses. Install the release of requirements.txt, 0.87; or "

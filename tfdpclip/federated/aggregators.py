@@ -8,7 +8,7 @@ from typing import Any
 
 from tfdpclip import _arguments
 from tfdpclip._docs import see
-from tfdpclip.accounting.round_noise import record_made
+from tfdpclip._notes import NOTES
 from tfdpclip.clipping import ClipRule, QuantileClip, as_rule
 from tfdpclip.federated import _processes, _tff, _wrappers, distributed
 from tfdpclip.federated import secure as secure_lib
@@ -353,7 +353,7 @@ class ClippedMeanFactory(RoundCosts):
         clip = RecordClip(self.clip, Layout(value_type, self.variable_names))
         if self.secure is not None and self.secure.check_context:
             secure_lib.check_context()
-        record_made(self.round_noise)
+        NOTES.round_noises[self.round_noise] = None
         return _processes.build(
             self._summation(clip), self.seed, self.correlated, weighting
         )

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 from tfdpclip import _arguments, accounting
+from tfdpclip._notes import NOTES
 from tfdpclip.federated import _tff
 
 # Iterators are saved by their source's name, and a restarted program makes its source
 # anew: a ledger must not be restored from a checkpoint.
-_SOURCES: weakref.WeakValueDictionary[str, CohortDataSource] = (
-    weakref.WeakValueDictionary()
-)
 
 
 class CohortDataSource(_tff.FederatedDataSource):
@@ -69,7 +66,7 @@ class CohortDataSource(_tff.FederatedDataSource):
         self._data_of = data_of
         self._federated_type = federated_type
         self._name = name
-        _SOURCES[name] = self
+        NOTES.data_sources[name] = self
 
     @property
     def federated_type(self) -> Any:
@@ -110,7 +107,7 @@ class CohortIterator(_tff.FederatedDataSourceIterator):
 
     def __init__(self, name: str):
         self._name = name
-        self._source = _SOURCES.get(name)
+        self._source = NOTES.data_sources.get(name)
         if self._source is None:
             raise ValueError(
                 f"name: there is no CohortDataSource {name!r} in this process. Make it "

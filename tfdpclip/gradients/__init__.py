@@ -10,9 +10,6 @@ from tfdpclip.gradients.flows.op_flows import op_flow
 from tfdpclip.gradients.functions import clipped_sum, per_example_norms
 from tfdpclip.gradients.proof.fallback import JacobianFallbackWarning
 from tfdpclip.gradients.proof.single_examples import OneByOneWarning
-from tfdpclip.gradients.rules import contraction_rules as _contractions  # noqa: F401  adds them
-from tfdpclip.gradients.rules import op_rules as _op_rules  # noqa: F401  adds them
-from tfdpclip.gradients.rules import recurrent as _recurrent  # noqa: F401  adds its rule
 from tfdpclip.gradients.rules.rule_table import OpUse, op_rule
 
 __all__ = [

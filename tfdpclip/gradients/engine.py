@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._arguments import choice, integer, items, optional, positive, shown
-from tfdpclip._devices import has_form_of_xla, in_xla
+from tfdpclip._devices import TRACING, has_form_of_xla, in_xla
 from tfdpclip._docs import TracedError
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.clipping import ClipRule
@@ -51,8 +51,8 @@ from tfdpclip.gradients.loss_key import structure_of
 from tfdpclip.gradients.meetings import FoundGradients, find_gradients, one_by_one
 from tfdpclip.gradients.proof import single_examples
 from tfdpclip.gradients.proof.isolation_proof import Verdict, prove
-from tfdpclip.gradients.rules.rule_table import Context
-from tfdpclip.gradients.status import CheckStatus, needs_keys
+from tfdpclip.gradients.rules.context import Context
+from tfdpclip.gradients.status import CheckStatus
 
 # Bytes of materialised per-example gradients that may be alive for a variable.
 DEFAULT_MEMORY = 64 * 2**20
@@ -228,7 +228,7 @@ class PerExampleGradients(RecordGradients):
         # Called for its refusals; `_find_gradients` keeps the reads, with later ops.
         state.find_state_reads(loss, scalar_flows)
         # The gradients of a loop change the loop.
-        told = needs_keys()
+        told = any(TRACING.get())
         self._structure = structure_of(self.flows, self.handles) if told else None
         self.proof = prove(self.loss, self.flows)
         loss_checks.check_uncoupled(self.loss, self.flows[self.loss])

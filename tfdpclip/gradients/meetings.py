@@ -17,8 +17,8 @@ from tfdpclip.gradients.proof.isolation_proof import Proof
 from tfdpclip.gradients.proof.single_examples import ExamplesAlone
 from tfdpclip.gradients.rules import while_loops
 from tfdpclip.gradients.rules.combine import VariableGradient
+from tfdpclip.gradients.rules.context import Context
 from tfdpclip.gradients.rules.rule_table import (
-    Context,
     build_form,
     has_rule,
     outputs_of,

@@ -6,52 +6,18 @@ a different graph.
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable
 
 import tensorflow as tf
 
+from tfdpclip._devices import TRACING
+from tfdpclip._graph_notes import notes_of
 from tfdpclip._outside import outside_of_functions
 
 UNCHECKED, PASSED, FAILED = 0, 1, 2
 # After a batch without finite, nonzero gradients (an empty draw, for example), the next
 # step compares again. At most this many steps compare.
 ATTEMPTS = 50
-
-# Called with the status of each loss that is traced, and the graph of the loss; and the
-# keys of losses that need no comparison, because they were compared in a trace.
-_Tell = Callable[["CheckStatus", tf.Graph], None]
-_AROUND: contextvars.ContextVar[tuple[_Tell | None, frozenset[Hashable]]] = (
-    contextvars.ContextVar("around", default=(None, frozenset()))
-)
-
-
-@contextlib.contextmanager
-def losses_traced(
-    tell: _Tell | None = None, compared: frozenset[Hashable] = frozenset()
-) -> Iterator[None]:
-    """Connects the losses traced inside with the losses of another trace.
-
-    For a loss that XLA compiles, after the same loss has run uncompiled.
-
-    Args:
-      tell: called with the status and the graph of every loss; an error of the function
-        ends the trace of the loss.
-      compared: the `key` of each loss that was compared, whose first steps need no
-        comparison.
-    """
-    before = _AROUND.get()
-    token = _AROUND.set((tell or before[0], compared or before[1]))
-    try:
-        yield
-    finally:
-        _AROUND.reset(token)
-
-
-def needs_keys() -> bool:
-    """Whether losses that are traced here are compared with losses of another trace."""
-    return any(_AROUND.get())
 
 
 class CheckStatus:
@@ -68,17 +34,17 @@ class CheckStatus:
 
     def __init__(self, when: str, error: Exception, key: Hashable, graph: tf.Graph):
         self.error, self.key = error, key
-        tell, compared = _AROUND.get()
-        if when == "first" and key in compared:
+        around = TRACING.get()
+        if when == "first" and key in around.compared:
             when = "never"
         self._when = when
         self._verdict: tf.Variable | None = None
         if when != "never":
             # Every trace makes a variable, and a strategy makes none during a trace.
             outside_of_functions(self._make, [], in_strategy=False)
-        graph.add_to_collection("tfdpclip_checks", self)
-        if tell is not None:
-            tell(self, graph)
+        notes_of(graph).statuses.append(self)
+        if around.tell is not None:
+            around.tell(self, graph)
 
     def _make(self) -> None:
         self._verdict = tf.Variable(UNCHECKED, trainable=False, dtype=tf.int64)

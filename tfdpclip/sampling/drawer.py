@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import threading
 import types
 import weakref
@@ -15,13 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip._docs import see
-from tfdpclip.sampling import row_weights, sources, uses
+from tfdpclip._keras_marks import calling
+from tfdpclip._notes import NOTES
+from tfdpclip.sampling import row_weights, sources
 from tfdpclip.sampling.base import DrawKey, NeighboringRelation
 from tfdpclip.sampling.capacity import few_lengths
 from tfdpclip.sampling.fetching import ElementFetcher
-
-# Every drawer alive, so that a callback can find the drawer of a training run.
-DRAWERS: weakref.WeakSet[Drawer] = weakref.WeakSet()
 
 
 class IteratorState:
@@ -83,7 +81,6 @@ class Drawer:
         self.seed = seed
         self.position = initial_step * pieces
         self.delivered = 0
-        self.draws = uses.Draws(self)
         # A shuffle begun by an earlier process cannot be continued, only begun anew.
         self._first_step = initial_step if seed is None else 0
         key = DrawKey.fresh() if seed is None else DrawKey(seed)
@@ -107,12 +104,12 @@ class Drawer:
         self._during: types.FrameType | None = None
         # A hash of a few records, from when ids were given, or when a step began.
         self._marks = source.marks() if source.of_people else None
-        DRAWERS.add(self)
+        self.draws = NOTES.begin_draws(self)
 
     def hand_over(self, successor: Drawer) -> None:
         """Leaves all further draws to `successor`, which has a part of the records."""
         self.successor = successor
-        DRAWERS.discard(self)
+        NOTES.drawers.discard(self)
 
     @property
     def last(self) -> Drawer:
@@ -184,12 +181,7 @@ class Drawer:
 
     def end_of_call(self) -> None:
         """Goes back to filled elements if the call of `take_as_drawn` is over."""
-        if self._during is None:
-            return
-        frame: types.FrameType | None = inspect.currentframe()
-        while frame is not None and frame is not self._during:
-            frame = frame.f_back
-        if frame is None:
+        if self._during is not None and calling("fit") is not self._during:
             self.take_as_drawn(False)
 
     @functools.cached_property
@@ -470,11 +462,11 @@ class DrawObserver:
     """
 
     def __init__(self):
-        self._before = {drawer: drawer.delivered for drawer in DRAWERS}
+        self._before = {drawer: drawer.delivered for drawer in NOTES.drawers}
 
     def drawn(self) -> list[tuple[Drawer, int]]:
         """Returns each drawer that handed out elements, and how many."""
-        counts = [(d, d.delivered - self._before.get(d, 0)) for d in DRAWERS]
+        counts = [(d, d.delivered - self._before.get(d, 0)) for d in NOTES.drawers]
         return [(drawer, count) for drawer, count in counts if count > 0]
 
 

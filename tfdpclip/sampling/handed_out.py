@@ -7,9 +7,7 @@ alone cannot tell records from the rows that fill an element up. The draw can.
 
 from __future__ import annotations
 
-import collections
 import inspect
-import threading
 import types
 import weakref
 from collections.abc import Iterator, Sequence
@@ -19,39 +17,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip.sampling import uses
+from tfdpclip._notes import NOTES, TakenElement, Use
 from tfdpclip.sampling.drawer import Drawer
 from tfdpclip.sampling.poisson import FullBatch
 
-# How many elements to remember: the steps of earlier elements are long done, unless the
-# program holds the elements.
-_KEPT, _HELD = 64, 4096
 
-
-class DealtElement:
-    """An element that eager code took for all replicas, a part for each.
-
-    Args:
-      drawer: the drawer of the element.
-      tensors: the element's eager tensors, of all parts, held by weak references.
-
-    Attributes:
-      released: whether a private step used the element.
-      once: whether a second private step would cost more than the accounting covers.
-    """
-
-    def __init__(self, drawer: Drawer, tensors: list[tf.Tensor]):
-        self.released = False
-        self.once = not isinstance(drawer.scheme, FullBatch)
-        self._tensors = [weakref.ref(tensor) for tensor in tensors]
-
-    @property
-    def held(self) -> bool:
-        """Whether any of the element's tensors is still alive."""
-        return any(tensor() is not None for tensor in self._tensors)
-
-
-class DrawnElement(DealtElement):
+class DrawnElement(TakenElement):
     """An element that eager code took.
 
     Args:
@@ -61,10 +32,7 @@ class DrawnElement(DealtElement):
     Attributes:
       records: whether each place for a record was drawn, `[capacity]`, boolean.
       rows_each: consecutive rows of a record.
-      released: whether a private step used the element.
-      guessed: whether that step may have used another element at hand.
       use: the use by a private step, for a ledger.
-      once: whether a second private step would cost more than the accounting covers.
       specs: the specs of the element's tensors, flat.
       weights: the number of weight tensors; they are the last tensors.
     """
@@ -77,44 +45,24 @@ class DrawnElement(DealtElement):
             axis=0,
         )
         tensors = _tensors_of(element)
-        super().__init__(drawer, tensors)
-        self.guessed = False
+        super().__init__(drawer, tensors, _once(drawer))
         self.use = _use_of(drawer)
         self.specs = [tf.TensorSpec.from_tensor(tensor) for tensor in tensors]
         self.weights = len(weights)
-        self._drawer = weakref.ref(drawer)
-
-    @property
-    def waits(self) -> bool:
-        """Whether the element has not been used in a private step yet.
-
-        False for elements of batches that no longer exist.
-        """
-        return not self.released and self._drawer() is not None
-
-    def has_any(self, tensors: set[int]) -> bool:
-        """Whether a tensor of the element is among objects, given by their `id`."""
-        return any(
-            id(t) in tensors for t in map(_referent, self._tensors) if t is not None
-        )
 
 
-def _referent(reference: weakref.ref) -> Any:
-    return reference()
+def _once(drawer: Drawer) -> bool:
+    """Whether a second step on a draw costs more than the accounting covers."""
+    return not isinstance(drawer.scheme, FullBatch)
 
 
-def _use_of(drawer: Drawer) -> uses.Use:
+def _use_of(drawer: Drawer) -> Use:
     """The use of the element that the drawer has just handed out."""
     scheme, order = drawer.scheme, weakref.ref(drawer)
     if scheme.independent_steps or drawer.runs_ahead:
-        return uses.Use(scheme, order, None, 0)
+        return Use(scheme, order, None, 0)
     step = (drawer.position - 1) // drawer.pieces
-    return uses.Use(scheme, order, step, drawer.place_in_epoch(step))
-
-
-_LOCK = threading.Lock()
-_TAKEN: collections.deque[DrawnElement] = collections.deque(maxlen=_HELD)
-_DEALT: collections.deque[DealtElement] = collections.deque(maxlen=_KEPT)
+    return Use(scheme, order, step, drawer.place_in_epoch(step))
 
 
 def remember_elements(iterator: Iterator, drawer: Drawer) -> Iterator:
@@ -127,20 +75,9 @@ def remember_elements(iterator: Iterator, drawer: Drawer) -> Iterator:
         found = known()
         if found is None or not all(map(_tf_private.is_eager, _tensors_of(element))):
             return
-        _note_taken(DrawnElement(found, element), found)
+        NOTES.note_taken(DrawnElement(found, element), found.draws)
 
     return _tf_private.show_elements(iterator, note)
-
-
-def _note_taken(taken: DrawnElement, drawer: Drawer) -> None:
-    drawer.draws.note_taken(taken)
-    with _LOCK:
-        loose = [e for e in _TAKEN if not e.held]
-        waiting = [e for e in loose if e.waits]
-        kept = {id(e) for e in waiting[-_KEPT:]}
-        for old in [e for e in loose if id(e) not in kept]:
-            _TAKEN.remove(old)
-        _TAKEN.append(taken)
 
 
 def remember_dealt(
@@ -165,63 +102,16 @@ def remember_dealt(
             whole = tf.nest.map_structure(
                 lambda part: strategy.experimental_local_results(part)[0], element
             )
-            _note_taken(DrawnElement(drawer, whole), drawer)
+            NOTES.note_taken(DrawnElement(drawer, whole), drawer.draws)
             return
-        with _LOCK:
-            _DEALT.append(DealtElement(drawer, tensors))
+        NOTES.note_dealt(TakenElement(drawer, tensors, _once(drawer)))
 
     return _tf_private.show_dealt_elements(dataset, note)
-
-
-def release_dealt() -> bool:
-    """Marks the element at hand as used by a private step of all replicas.
-
-    Returns:
-      False if all elements at hand were used before, and a second private step costs
-      more than the accounting covers.
-    """
-    with _LOCK:
-        held = [element for element in _DEALT if element.held]
-        unused = [element for element in held if not element.released]
-        if len(unused) == 1:
-            unused[0].released = True
-        return bool(unused) or not any(element.once for element in held)
 
 
 def _tensors_of(element: tuple) -> list[tf.Tensor]:
     found = tf.nest.flatten(element, expand_composites=True)
     return [tensor for tensor in found if tensor is not None]
-
-
-def mark_released(element: DrawnElement) -> None:
-    """Notes that a private step uses the element."""
-    with _LOCK:
-        element.released, element.guessed = True, False
-    uses.note_use(element.use)
-
-
-def mark_one_released(elements: Sequence[DrawnElement]) -> None:
-    """Notes that a private step uses one of several elements, not known which."""
-    with _LOCK:
-        for element in elements:
-            if not element.released:
-                element.released = element.guessed = True
-                return
-
-
-def mark_other_released(element: DrawnElement) -> bool:
-    """Takes back a guess: the step used another element at hand.
-
-    Returns:
-      False if the element itself was used, or no other element can have been.
-    """
-    with _LOCK:
-        found = [e for e in _TAKEN if e.held and not e.released]
-        if not element.guessed or not found:
-            return False
-        found[0].released = found[0].guessed = True
-        element.released = element.guessed = False
-        return True
 
 
 def arguments_of_call() -> list[Any]:
@@ -247,7 +137,7 @@ def note_other_arguments(elements: Sequence[DrawnElement]) -> None:
     for data.
     """
     arguments = arguments_of_call()
-    tensors = {id(t) for e in elements for t in map(_referent, e._tensors)}
+    tensors = {id(tensor) for e in elements for tensor in e.tensors()}
     others = {
         f"{tf.as_dtype(part.dtype).name} of shape {_row_shape(part)}"
         for part in arguments
@@ -255,7 +145,7 @@ def note_other_arguments(elements: Sequence[DrawnElement]) -> None:
         if id(part) not in tensors and getattr(part, "dtype", None) != tf.resource
     }
     if others:
-        uses.note_assumption(
+        NOTES.note_assumption(
             "the arrays that a step was given beside, or in the place of, its drawn "
             f"element's own tensors ({', '.join(sorted(others))}) are public, or each "
             "row was made of its own record: what eager code does to a batch between "
@@ -274,16 +164,6 @@ _GIVEN = ("args", "kwargs", "kwds")
 
 def _is_of_tensorflow(frame: types.FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith("tensorflow.")
-
-
-def candidate_elements() -> list[DrawnElement]:
-    """The elements that the next step may use, used or not.
-
-    Elements with live tensors come first; if there are none (a step may get tensors
-    computed from an element), all unused elements.
-    """
-    with _LOCK:
-        return [e for e in _TAKEN if e.held] or [e for e in _TAKEN if e.waits]
 
 
 def unused_first(elements: Sequence[DrawnElement]) -> list[DrawnElement]:

@@ -8,8 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpclip import _tf_private
+from tfdpclip._notes import NOTES
 from tfdpclip.sampling.batches import Batches
-from tfdpclip.sampling.drawer import DRAWERS, Drawer
+from tfdpclip.sampling.drawer import Drawer
 
 # Wrappers that iterators and Keras put around a data set; they change no element.
 _WRAPPERS = frozenset(("_OptionsDataset",))
@@ -45,7 +46,7 @@ def rows_per_record_of(sources: Iterable[tf.Tensor]) -> set[int]:
     lengths = {source.shape[0] for source in sources if source.shape.rank} - {None}
     return {
         drawer.rows_per_record
-        for drawer in DRAWERS
+        for drawer in NOTES.drawers
         if drawer.rows * drawer.rows_per_record in lengths
     }
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import types
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -67,8 +66,13 @@ class DialledNoise:
         return tf.constant(self._seed)
 
 
-# Batches whose weights mark the drawn rows, and do nothing else.
-MARKED_ROWS: Any = types.SimpleNamespace(weighted=False)
+class _MarkedRows(NamedTuple):
+    """Batches whose weights mark the drawn rows, and do nothing else."""
+
+    weighted: bool = False
+
+
+MARKED_ROWS: Any = _MarkedRows()
 
 
 class Probe:

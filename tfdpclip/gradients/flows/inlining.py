@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._devices import in_xla
+from tfdpclip._graph_notes import notes_of
 from tfdpclip.gradients.graph import calls, ops
 from tfdpclip.gradients.graph.walks import ancestors
 
@@ -121,9 +122,8 @@ def _replace(old: tf.Tensor, new: tf.Tensor, op: tf.Operation) -> None:
             if t is old:
                 _tf_private.replace_input(consumer, index, new)
     graph = old.graph
-    aliases = getattr(graph, "_tfdpclip_aliases", None)
-    if aliases is None:
-        aliases = graph._tfdpclip_aliases = {}
+    aliases = notes_of(graph).aliases
+    if not aliases:
         plain = graph.capture
 
         def capture(tensor, *args, **kwargs):
@@ -143,11 +143,11 @@ def _differentiate_copies(op: tf.Operation, outputs: list[tf.Tensor]) -> None:
     By default, TensorFlow would add outputs to the call to differentiate it: the call
     would then run a second forward pass.
     """
-    op._tfdpclip_copies = list(outputs)
+    notes_of(op.graph).copies[op] = list(outputs)
 
     def through_copies(plain):
         def differentiate(op, *at_outputs):
-            copies = getattr(op, "_tfdpclip_copies", None)
+            copies = notes_of(op.graph).copies.get(op)
             if copies is None:
                 return plain(op, *at_outputs)
             pairs = [

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._arguments import choice, shown
 from tfdpclip._keras_marks import FUSED_WEIGHTS
+from tfdpclip._registered import REGISTERED
 from tfdpclip.gradients.flows import (
     contractions,
     layouts,
@@ -30,7 +31,9 @@ from tfdpclip.gradients.graph.known import (
 
 def transfer(op, output, inputs, batch_size, flow_of) -> Flow:
     """The flow of an output of an op with at least one DATA input."""
-    by_rows = _TABLE.get(op.type) or _OF_STATEMENTS.get(_STATED.get(op.type))
+    by_rows = _TABLE.get(op.type) or _OF_STATEMENTS.get(
+        REGISTERED.op_flows.get(op.type)
+    )
     by_entry = sparse.transfer(op, output, inputs, by_rows, batch_size, flow_of)
     if by_entry is not None:
         return by_entry
@@ -61,10 +64,6 @@ def _lists_labels(op) -> bool:
     return op.type == "Where" and any(
         other.type in ops.CTC for other in op.graph.get_operations()
     )
-
-
-#: Flows that users stated for op types that the table does not know; see `op_flow`.
-_STATED: dict[str, str] = {}
 
 
 def op_flow(kind: str, flow: str = "rows") -> None:
@@ -102,7 +101,7 @@ def op_flow(kind: str, flow: str = "rows") -> None:
         )
     if not may_be_stated(kind):
         raise ValueError(f"kind={kind!r} is known to the table of ops already.")
-    _STATED[kind] = flow
+    REGISTERED.op_flows[kind] = flow
 
 
 def may_be_stated(kind: str) -> bool:
@@ -117,7 +116,7 @@ def is_known(kind: str) -> bool:
 
 def is_stated(kind: str) -> bool:
     """Whether a user stated the flow of an op type by `op_flow`."""
-    return kind in _STATED
+    return kind in REGISTERED.op_flows
 
 
 def _examples_elsewhere(op, inputs) -> bool:

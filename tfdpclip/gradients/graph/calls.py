@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from tfdpclip import _keras_marks, _tf_private
+from tfdpclip._graph_notes import notes_of
 from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.walks import (
     ancestors,
@@ -51,7 +52,7 @@ def is_compiled(op: tf.Operation) -> bool:
 
 def find_replacement(op: tf.Operation):
     """The `ReplacedCall` of a call with a replaced function, or None."""
-    return getattr(op, "_tfdpclip_replaced", None)
+    return notes_of(op.graph).replaced.get(op)
 
 
 def is_fused_layer(op: tf.Operation) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdpclip import _keras_marks, _tf_private
+from tfdpclip._graph_notes import notes_of
 from tfdpclip.gradients.graph.calls import find_replacement
 from tfdpclip.gradients.graph.op_copies import emitter
 from tfdpclip.gradients.graph.walks import find_function
@@ -83,7 +84,7 @@ class ReplacedCall:
         _tf_private.differentiate_call_by(op, _unless_replaced)
         _tf_private.call_instead(op, function)
         _tf_private.set_own_gradient(op, self.differentiate)
-        op._tfdpclip_replaced = self
+        notes_of(op.graph).replaced[op] = self
 
     @property
     def results(self) -> list[tf.Tensor]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -28,11 +27,13 @@ import tensorflow as tf
 from tfdpclip import _keras_marks, _tf_private
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
+from tfdpclip._graph_notes import notes_of
+from tfdpclip._notes import NOTES
 from tfdpclip.accounting.phases import TWO_NETWORKS, PrivacyMismatchError
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.graph import ops
-from tfdpclip.sampling import handed_out, uses
-from tfdpclip.sampling.drawer import DRAWERS, Drawer
+from tfdpclip.sampling import handed_out
+from tfdpclip.sampling.drawer import Drawer
 from tfdpclip.sampling.poisson import FullBatch
 
 _LINES = (
@@ -41,8 +42,6 @@ _LINES = (
     "    def step(x, y, w): ...\n"
     "    for x, y, w in batches: step(x, y, w)\n"
 )
-# The name of a collection of a graph.
-_KNOWN_ROWS = "tfdpclip_known_rows"
 _OTHER_ROWS = (
     "The loss and the weights of the drawn batch differ in their number of rows, so "
     "the rows that are records are not known. Compute one loss for each row of the "
@@ -101,8 +100,6 @@ class _CurrentStep(threading.local):
 
 
 _CURRENT = _CurrentStep()
-# For each graph, the weights of the elements that private steps were made of.
-_RELEASED: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
@@ -218,7 +215,7 @@ def present_in_eager(records: int) -> tf.Tensor | None:
             raise LossStructureError(_OTHER_ROWS)
         return found
     masks = _masks(records, 1, _Use(_CURRENT.releases, adds_up=True), told_apart=False)
-    uses.note_assumption(
+    NOTES.note_assumption(
         "eager steps kept the records of a batch apart, which is proven inside a "
         "tf.function only"
     )
@@ -315,7 +312,7 @@ def _weights_among(
     tensors: Sequence[tf.Tensor],
 ) -> tuple[list[tf.Tensor], Drawer] | None:
     """The weights among tensors, and the drawer, if the tensors are a drawn element."""
-    for drawer in list(DRAWERS):
+    for drawer in list(NOTES.drawers):
         for spec in drawer.specs:
             flat = tf.nest.flatten(spec, expand_composites=True)
             number = len(tf.nest.flatten(spec[-1]))
@@ -370,7 +367,7 @@ def _refuse_second(
     message: str = _TWICE,
     optimizer: str = "",
 ) -> None:
-    before = _RELEASED.setdefault(graph, set())
+    before = notes_of(graph).released
     if weights and (weights[0].ref(), optimizer) in before:
         raise PrivacyMismatchError(message)
     before.update((w.ref(), optimizer) for w in weights[:1])
@@ -398,7 +395,9 @@ def _of_weights(graph: Any, weights: Any, expected: ExpectedRecords) -> tf.Tenso
 
 def _dealt(weights: list[tf.Tensor]) -> list[tf.Tensor]:
     """The weights of a replica's part of a draw; raises for other drawn batches."""
-    specs = [spec for drawer in list(DRAWERS) for spec in drawer.dealt_to(_replicas())]
+    specs = [
+        spec for drawer in list(NOTES.drawers) for spec in drawer.dealt_to(_replicas())
+    ]
     rows = {tf.nest.flatten(spec[-1])[0].shape[0] for spec in specs}
     static = weights[0].shape[0]
     if not rows or (static is not None and None not in rows and static not in rows):
@@ -452,7 +451,7 @@ def _of_taken(
         if on_batch and _keras_marks.calling("train_on_batch") is None:
             return tf.zeros([0, 0], tf.bool)  # `fit` calls the same function.
         told = own is not None
-        taken = handed_out.candidate_elements()
+        taken = NOTES.candidate_elements()
         if taken and use.adds_up and not _CURRENT.weights:
             handed_out.note_other_arguments(taken)
         found = _masks(expected.static, expected.rows_each, use, told)
@@ -501,7 +500,7 @@ def _release_once(called: Any) -> None:
     """Makes every call raise whose element was used in a private step before."""
 
     def release():
-        if not handed_out.release_dealt():
+        if not NOTES.release_dealt():
             raise PrivacyMismatchError(_TWICE)
         return tf.constant(True)
 
@@ -545,7 +544,7 @@ def _fitted(masks, own, graph, expected, adds_up) -> tf.Tensor:
 def _or_raise(graph: Any, condition: tf.Tensor, message: str) -> tf.Tensor:
     """A condition, which raises if it is False; later, where XLA compiles the step."""
     if in_xla():
-        graph.add_to_collection(_KNOWN_ROWS, (condition, message))
+        notes_of(graph).known_rows.append((condition, message))
         return condition
     wrong = tf.debugging.Assert(condition, [message])
     with tf.control_dependencies([] if wrong is None else [wrong]):
@@ -562,10 +561,9 @@ def known_in_compiled_code(graph: tf.Graph) -> list[tuple[tf.Tensor, str]]:
       Boolean scalars, each with the error that False means. Compiled code cannot raise,
       and takes no row for a record then.
     """
-    kept = graph.get_collection_ref(_KNOWN_ROWS)
-    found = list(kept)
-    kept.clear()
-    return found
+    notes = notes_of(graph)
+    known, notes.known_rows = notes.known_rows, []
+    return known
 
 
 def _count(mask: tf.Tensor, axis: int | None = None) -> tf.Tensor:
@@ -580,7 +578,7 @@ def _weights_given(graph: Any) -> list[tf.Tensor] | None:
         place = tf.distribute.get_replica_context().replica_id_in_sync_group
         given = given[int(tf.get_static_value(place)) :: _replicas()]
     places = range(len(given) + 1)
-    taken = handed_out.unused_first(handed_out.candidate_elements())
+    taken = handed_out.unused_first(NOTES.candidate_elements())
     # Keras gives its function a batch and nothing else, so the weights are at the end;
     # the weights of one of several outputs alone are not the weights of the records.
     last = len(given) if graph.name in _keras_marks.STEP_FUNCTIONS else 0
@@ -637,7 +635,7 @@ def _masks(
         if records not in (None, len(given)):
             raise LossStructureError(_OTHER_ROWS)
         return given[np.newaxis]
-    taken = handed_out.candidate_elements()
+    taken = NOTES.candidate_elements()
     named = _named_element(taken) if use.releases else None
     _refuse_used(named)
     found = [e for e in handed_out.unused_first(taken) if e.rows_each == rows_each]
@@ -666,7 +664,7 @@ def _named_element(taken: Sequence[Any]) -> Any:
     if len(taken) < 2:
         return None
     given = set(map(id, handed_out.arguments_of_call()))
-    named = [element for element in taken if element.has_any(given)]
+    named = [e for e in taken if not given.isdisjoint(map(id, e.tensors()))]
     return named[0] if len(named) == 1 else None
 
 
@@ -674,16 +672,17 @@ def _refuse_used(named: Any) -> None:
     """Raises if a private step used the element, unless that was a guess."""
     if named is None or not (named.released and named.once):
         return
-    if not handed_out.mark_other_released(named):
+    if not NOTES.mark_other_released(named):
         raise PrivacyMismatchError(_TWICE)
 
 
 def _release(found: Sequence[Any], named: Any) -> None:
     """Notes the use of the element by a private step, or of one of several."""
     if named is not None or len(found) == 1:
-        handed_out.mark_released(found[0] if named is None else named)
+        element = found[0] if named is None else named
+        NOTES.mark_released(element, element.use)
     else:
-        handed_out.mark_one_released(found)
+        NOTES.mark_one_released(found)
 
 
 def _of_length(

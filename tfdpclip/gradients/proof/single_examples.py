@@ -46,7 +46,7 @@ from tfdpclip.gradients.proof.control_copies import ControlCopies
 from tfdpclip.gradients.proof.isolation_proof import Proof
 
 # Ops that return new memory, which a loop may then write into, and the writing ops.
-_MEMORY = set("Empty Fill ZerosLike InplaceAdd InplaceSub InplaceUpdate".split())
+_MEMORY = frozenset("Empty Fill ZerosLike InplaceAdd InplaceSub InplaceUpdate".split())
 
 
 class OneByOneWarning(UserWarning):

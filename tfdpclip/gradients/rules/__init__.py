@@ -5,12 +5,13 @@ variable, joined to a single gradient of the variable.
 
 `uses` finds the ops where a variable first meets the batch (`row_lookup`: sparse
 tables; `while_loops` with `step_lists`: inside loops). `rule_table` maps an op type to
-its rule; the rules are in `op_rules`, `contraction_rules` and `recurrent`. `combine`
-joins the uses of a variable (`tied`: a table that is looked up and multiplied by).
+its rule; the rules are in `op_rules`, `contraction_rules` and `recurrent`, and take
+their rows by `context`. `combine` joins the uses of a variable (`tied`: a table that is
+looked up and multiplied by).
 
 Invariant: a rule returns None where it does not fit, and the Jacobian of
 `proof/fallback.py` takes the variable; no rule guesses.
 
-To add: a function under `@rule_for` or `dpc.gradients.op_rule`, in the file of its
-kind, and an entry in `CASES` of `tests/gradients/op_rules_test.py`.
+To add: a function in the file of its kind, with an entry in `RULES` there (or
+`dpc.gradients.op_rule`), and an entry in `CASES` of `tests/gradients/op_rules_test.py`.
 """

@@ -12,24 +12,21 @@ import tensorflow as tf
 from tfdpclip._constants import vector
 from tfdpclip.gradients.flows.contractions import explicit_equation
 from tfdpclip.gradients.forms.outer import Outer
-from tfdpclip.gradients.rules.rule_table import (
+from tfdpclip.gradients.rules.context import (
     batch_first,
     by_example,
     in_float,
     in_steps,
     rows_of,
-    rule_for,
 )
 
 
-@rule_for("MatMul")
 def _matmul(use, dz, shape, context):
     ta, tb = use.op.get_attr("transpose_a"), use.op.get_attr("transpose_b")
     labels = ["ka" if ta else "ak", "bk" if tb else "kb"]
     return _contraction(use, dz, shape, context, labels, "ab")
 
 
-@rule_for("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 def _batch_matmul(use, dz, shape, context):
     ranks = [t.shape.rank for t in use.op.inputs]
     lead = string.ascii_lowercase[10 : 10 + max(ranks) - 2]
@@ -41,7 +38,6 @@ def _batch_matmul(use, dz, shape, context):
     return _contraction(use, dz, shape, context, labels, lead + "ab")
 
 
-@rule_for("Einsum")
 def _einsum(use, dz, shape, context):
     equation = explicit_equation(use.op)
     if equation is None or len(use.op.inputs) != 2:
@@ -233,3 +229,11 @@ def _arrangement(roles: _Roles, shape: list[int]) -> Callable:
         return tf.reshape(products, vector(*lead, *shape))
 
     return arrange
+
+
+#: The rules, by type of op.
+RULES: dict[str, Callable] = {
+    "MatMul": _matmul,
+    **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _batch_matmul),
+    "Einsum": _einsum,
+}

@@ -7,6 +7,7 @@ rules for contractions are in `contraction_rules.py`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -18,15 +19,14 @@ from tfdpclip.gradients.forms.convolution import Convolution
 from tfdpclip.gradients.forms.geometry import Geometry
 from tfdpclip.gradients.forms.lookup import Lookup, PooledLookup
 from tfdpclip.gradients.graph import op_copies, ops
-from tfdpclip.gradients.rules.row_lookup import pooling_factors, row_lookup
-from tfdpclip.gradients.rules.rule_table import (
+from tfdpclip.gradients.rules.context import (
     batch_first,
     by_example,
     in_float,
     in_steps,
     rows_of,
-    rule_for,
 )
+from tfdpclip.gradients.rules.row_lookup import pooling_factors, row_lookup
 
 # Elementwise ops with broadcasting.
 
@@ -61,17 +61,14 @@ def _explicit(use, values, shape, context):
     )
 
 
-@rule_for("Add", "AddV2")
 def _add(use, dz, shape, context):
     return _explicit(use, dz, shape, context)
 
 
-@rule_for("Sub")
 def _subtract(use, dz, shape, context):
     return _explicit(use, -dz if use.index == 1 else dz, shape, context)
 
 
-@rule_for("Mul")
 def _multiply(use, dz, shape, context):
     other = in_float(use.op.inputs[1 - use.index])
     if other.dtype != dz.dtype:
@@ -79,7 +76,6 @@ def _multiply(use, dz, shape, context):
     return _explicit(use, dz * other, shape, context)
 
 
-@rule_for("BiasAdd")
 def _bias_add(use, dz, shape, context):
     if use.index != 1:
         return None
@@ -91,10 +87,6 @@ def _bias_add(use, dz, shape, context):
     return _explicit(use, dz, shape, context)
 
 
-@rule_for(
-    *"""RealDiv Div DivNoNan Maximum Minimum Pow SquaredDifference SelectV2 Atan2 Xlogy
-    Xlog1py Xdivy FloorMod""".split()
-)
 def _elementwise(use, dz, shape, context):
     """Every further elementwise op: copies the parameter for each row, differentiates.
 
@@ -131,7 +123,6 @@ def _elementwise(use, dz, shape, context):
     return Explicit(tf.reshape(gradient, [context.batch_size, *shape]), shape, parts)
 
 
-@rule_for("BroadcastTo", "Tile")
 def _tile(use, dz, shape, context):
     if use.index != 0 or use.op.type == "Tile" and len(shape) != dz.shape.rank:
         return None
@@ -145,7 +136,6 @@ def _tile(use, dz, shape, context):
     return _explicit(use, dz, shape, context)
 
 
-@rule_for("FusedBatchNormV3")
 def _fused_batch_norm(use, dz, shape, context):
     """Inference mode: scale and offset are elementwise. Training mode couples."""
     op = use.op
@@ -172,7 +162,6 @@ def _fused_batch_norm(use, dz, shape, context):
 # Lookups.
 
 
-@rule_for("ResourceGather", "GatherV2")
 def _gather(use, dz, shape, context):
     if use.index != 0 or use.op.get_attr("batch_dims") != 0:
         return None
@@ -221,7 +210,6 @@ def _shared_row(dz: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
     return row if count is None else row / count
 
 
-@rule_for(*ops.SEGMENT_LOOKUPS, "SegmentSum", "SparseTensorDenseMatMul")
 def _row_lookup(use, dz, shape, context):
     """Rows summed by example, by lists of ids: a sparse batch."""
     found = row_lookup(use.op)
@@ -236,13 +224,6 @@ def _row_lookup(use, dz, shape, context):
 # Convolutions.
 
 
-@rule_for(
-    "Conv2D",
-    "Conv3D",
-    "DepthwiseConv2dNative",
-    "Conv2DBackpropInput",
-    "Conv3DBackpropInputV2",
-)
 def _convolution(use, dz, shape, context):
     op = use.op
     if use.index != 1:
@@ -291,3 +272,23 @@ def _major(tensor, context, like):
     flat = tf.reshape(grouped, tf.concat([[-1], rest], 0))
     flat.set_shape([None, *tensor.shape[1:]])
     return flat
+
+
+_ELEMENTWISE = """RealDiv Div DivNoNan Maximum Minimum Pow SquaredDifference SelectV2
+    Atan2 Xlogy Xlog1py Xdivy FloorMod"""
+_CONVOLUTIONS = """Conv2D Conv3D DepthwiseConv2dNative Conv2DBackpropInput
+    Conv3DBackpropInputV2"""
+_BY_ROWS = (*ops.SEGMENT_LOOKUPS, "SegmentSum", "SparseTensorDenseMatMul")
+#: The rules, by type of op.
+RULES: dict[str, Callable] = {
+    **dict.fromkeys(("Add", "AddV2"), _add),
+    "Sub": _subtract,
+    "Mul": _multiply,
+    "BiasAdd": _bias_add,
+    **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
+    **dict.fromkeys(("BroadcastTo", "Tile"), _tile),
+    "FusedBatchNormV3": _fused_batch_norm,
+    **dict.fromkeys(("ResourceGather", "GatherV2"), _gather),
+    **dict.fromkeys(_BY_ROWS, _row_lookup),
+    **dict.fromkeys(_CONVOLUTIONS.split(), _convolution),
+}

@@ -21,17 +21,12 @@ from tfdpclip.gradients.forms.base_form import Explicit, Form, first_rows, sum_s
 from tfdpclip.gradients.forms.outer import Outer
 from tfdpclip.gradients.graph.calls import find_replacement
 from tfdpclip.gradients.graph.fused import FusedCall, ReplacedCall, read_call
-from tfdpclip.gradients.rules.rule_table import (
-    CallRule,
-    Context,
-    in_float,
-    in_steps,
-    register_call_rule,
-)
+from tfdpclip.gradients.rules.context import Context, in_float, in_steps
 from tfdpclip.gradients.rules.uses import Use
 
 
-def _applies(use: Use) -> bool:
+def applies(use: Use) -> bool:
+    """Whether a use in a call is of a weight of a fused layer."""
     call = read_call(use.op)
     if call is None:
         return False
@@ -45,7 +40,8 @@ def _applies(use: Use) -> bool:
     return list(call.inputs)[use.index] in FUSED_WEIGHTS
 
 
-def _outputs(use: Use) -> list[int]:
+def outputs(use: Use) -> list[int]:
+    """The numbers of the call's outputs at which the rule needs gradients."""
     # The last output, all outputs, and the state: (h, c) of an LSTM, h of a GRU.
     return [0, 1, 2, 3] if read_call(use.op).kind == "lstm" else [0, 1, 2]
 
@@ -56,11 +52,13 @@ def _unroll(op: tf.Operation, dz, context: Context) -> _Unrolled:
     return context.shared[op]
 
 
-def _pull_back(op: tf.Operation, dz, context: Context) -> list[tf.Tensor | None]:
+def pull_back(op: tf.Operation, dz, context: Context) -> list[tf.Tensor | None]:
+    """The gradients at the call's inputs, None at its weights."""
     return _unroll(op, dz, context).at_inputs()
 
 
-def _build(use: Use, dz, shape, context: Context) -> Form | None:
+def build(use: Use, dz, shape, context: Context) -> Form | None:
+    """The form of a weight's gradient, from the gradients at the outputs, or None."""
     call = read_call(use.op)
     axes = context.flows[call.inputs["inputs"]].axes
     if axes not in (None, (0,)):
@@ -71,7 +69,7 @@ def _build(use: Use, dz, shape, context: Context) -> Form | None:
     return unrolled.form(name, shape)
 
 
-def _prepare(op: tf.Operation) -> None:
+def prepare(op: tf.Operation) -> None:
     """Makes a call keep the tensors for the backward pass, where possible."""
     call = read_call(op)
     floats = {t.dtype for t in (*op.inputs, *op.outputs) if t.dtype.is_floating}
@@ -282,6 +280,3 @@ class _Unrolled:
         return tf.ensure_shape(
             tensor, [None, flow.rows * steps if known else None, width]
         )
-
-
-register_call_rule(CallRule(_applies, _outputs, _build, _pull_back, _prepare))

@@ -1,8 +1,10 @@
 """A rule per TensorFlow op: from (input, gradient at the output) to a `Form`.
 
-A rule is given a use of a parameter, the gradient of the summed loss at the op's
-output, and the context (batch size, analysis). It returns a form, or None where it does
-not apply; the engine then falls back to a Jacobian for that variable.
+A rule `rule(use, dz, shape, context)` is given a use of a parameter, the gradient of
+the summed loss at the op's output in float32 at least, the parameter's static shape and
+the `Context`. It returns a form, or None where it does not apply; the engine then falls
+back to a Jacobian for that variable. For ops with no better form than a gradient for
+each row, `op_rule` is shorter.
 """
 
 from __future__ import annotations
@@ -15,82 +17,26 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._arguments import shown
-from tfdpclip._docs import TracedError, see
-from tfdpclip.gradients.flows.dataflow import Dataflow
-from tfdpclip.gradients.forms.base_form import (
-    Explicit,
-    Form,
-    first_rows,
-    merge_steps,
-    rows_per_example,
-    sum_squares,
-)
+from tfdpclip._docs import TracedError
+from tfdpclip._registered import REGISTERED
+from tfdpclip.gradients.forms.base_form import Explicit, Form, first_rows, sum_squares
 from tfdpclip.gradients.graph import ops
+from tfdpclip.gradients.rules import contraction_rules, op_rules, recurrent
+from tfdpclip.gradients.rules.context import (
+    Context,
+    batch_first,
+    by_example,
+    in_float,
+)
 from tfdpclip.gradients.rules.uses import Use
 
-
-@dataclasses.dataclass
-class Context:
-    """The analysis, and results that rules share.
-
-    Attributes:
-      flows: the analysis of the losses.
-      batch_size: B, a scalar int32 tensor.
-      claims: assumptions of rules about an op, tested on the first step: functions that
-        build a boolean scalar, and the error if it is False.
-      shared: results that a rule computes once for several parameters of an op.
-    """
-
-    flows: Dataflow
-    batch_size: tf.Tensor
-    claims: list[tuple[Callable[[], tf.Tensor], str]] = dataclasses.field(
-        default_factory=list
-    )
-    shared: dict = dataclasses.field(default_factory=dict)
+#: The rules of the library, by type of op.
+RULES: dict[str, Callable] = {**op_rules.RULES, **contraction_rules.RULES}
 
 
-@dataclasses.dataclass(frozen=True)
-class CallRule:
-    """A rule for calls of a kind of function (a fused layer, say).
-
-    Attributes:
-      applies: `applies(use)`, whether the use is a call of this kind.
-      outputs: the numbers of the call's outputs at which the rule needs gradients, for
-        a use.
-      build: `build(use, gradients at the outputs, shape, context)` -> a form or None.
-      pull_back: `pull_back(op, gradients at the outputs, context)` -> the gradients at
-        the op's inputs, None at its weights; the call is then not differentiated again.
-      prepare: `prepare(op)`, before any gradients are taken.
-    """
-
-    applies: Callable[[Use], bool]
-    outputs: Callable[[Use], list[int]]
-    build: Callable
-    pull_back: Callable
-    prepare: Callable[[tf.Operation], None]
-
-
-_CALL_RULES: list[CallRule] = []
-_RULES: dict[str, Callable] = {}
-
-
-def rule_for(*kinds: str) -> Callable[[Callable], Callable]:
-    """Makes a function the rule for some types of op: a decorator.
-
-    `rule(use, dz, shape, context)` is given the use, the gradient of the summed loss at
-    the op's output in float32 at least, the parameter's static shape and the `Context`,
-    and returns a `Form`, or None where it does not apply. For ops with no better form
-    than a gradient for each row, `op_rule` is shorter.
-    """
-
-    def register(rule: Callable) -> Callable:
-        for kind in kinds:
-            if kind in _RULES:
-                raise ValueError(f"{kind} has a rule already.")
-            _RULES[kind] = rule
-        return rule
-
-    return register
+def _rule_of(kind: str) -> Callable | None:
+    """The rule for a type of op, of the library or of a user."""
+    return RULES.get(kind) or REGISTERED.op_rules.get(kind)
 
 
 class _HasRowsOfItsOwn(Exception):
@@ -202,56 +148,51 @@ def op_rule(*kinds: str) -> Callable[[Callable], Callable]:
 
             return Explicit(tf.reduce_sum(by, axis=1), shape, parts)
 
-        rule_for(*kinds)(row_by_row)
+        for kind in kinds:
+            if _rule_of(kind) is not None:
+                raise ValueError(f"{kind} has a rule already.")
+            REGISTERED.op_rules[kind] = row_by_row
         return rule
 
     return register
 
 
-def register_call_rule(rule: CallRule) -> None:
-    """Adds a rule for function calls; rules that were added earlier are asked first."""
-    _CALL_RULES.append(rule)
-
-
-def _call_rule(use: Use) -> CallRule | None:
-    if use.op.type not in ops.FUNCTION_CALLS:
-        return None
-    return next((rule for rule in _CALL_RULES if rule.applies(use)), None)
+def _is_fused(use: Use) -> bool:
+    """Whether the use is in a call of a fused layer that has a rule."""
+    return use.op.type in ops.FUNCTION_CALLS and recurrent.applies(use)
 
 
 def pull_back_of(use: Use) -> Callable | None:
     """The rule's function from gradients at the outputs to gradients at the inputs.
 
     Returns:
-      `pull_back(gradients, context)`; see `CallRule`. None if there is no such rule.
+      `pull_back(gradients, context)`, which gives None at weights; the op is then not
+      differentiated again. None if there is no such rule.
     """
-    rule = _call_rule(use)
-    return None if rule is None else functools.partial(rule.pull_back, use.op)
+    return functools.partial(recurrent.pull_back, use.op) if _is_fused(use) else None
 
 
 def prepare(use: Use) -> None:
     """Readies the use's op for a rule, before gradients are taken."""
-    rule = _call_rule(use)
-    if rule is not None:
-        rule.prepare(use.op)
+    if _is_fused(use):
+        recurrent.prepare(use.op)
 
 
 def has_rule(use: Use) -> bool:
     """Whether some rule may cover the use. No rule takes complex numbers."""
     if any(t.dtype.is_complex for t in (*use.op.inputs, *use.op.outputs)):
         return False
-    return use.op.type in _RULES or _call_rule(use) is not None
+    return has_op_rule(use) or _is_fused(use)
 
 
 def has_op_rule(use: Use) -> bool:
     """Whether the rule for a type of op may cover the use."""
-    return use.op.type in _RULES
+    return _rule_of(use.op.type) is not None
 
 
 def outputs_of(use: Use) -> list[int]:
     """The numbers of the op's outputs at which the use's rule needs gradients."""
-    rule = _call_rule(use)
-    return [0] if rule is None else rule.outputs(use)
+    return recurrent.outputs(use) if _is_fused(use) else [0]
 
 
 def build_form(use: Use, dz: list[tf.Tensor | None], context: Context) -> Form | None:
@@ -265,21 +206,12 @@ def build_form(use: Use, dz: list[tf.Tensor | None], context: Context) -> Form |
     shape = _param_shape(use)
     if shape is None:
         return None
-    call_rule = _call_rule(use)
-    if call_rule is not None:
-        return call_rule.build(use, dz, shape, context)
-    rule = _RULES.get(use.op.type)
+    if _is_fused(use):
+        return recurrent.build(use, dz, shape, context)
+    rule = _rule_of(use.op.type)
     if rule is None or dz[0] is None or use.output.shape.rank is None:
         return None
     return rule(use, in_float(dz[0]), shape, context)
-
-
-def in_float(tensor: tf.Tensor) -> tf.Tensor:
-    """`tensor` in float32 at least."""
-    tensor = tf.convert_to_tensor(tensor)
-    if tensor.dtype in (tf.float32, tf.float64):
-        return tensor
-    return tf.cast(tensor, tf.float32)
 
 
 def _param_shape(use: Use) -> list[int] | None:
@@ -289,73 +221,3 @@ def _param_shape(use: Use) -> list[int] | None:
     if shape.rank is None or None in shape.as_list():
         return None
     return shape.as_list()
-
-
-def by_example(tensor: tf.Tensor, context: Context, like: tf.Tensor) -> tf.Tensor:
-    """`[N, ...]` as `[B, rows, ...]`; the analysis of `like` has the number of rows.
-
-    Args:
-      tensor: has the rows of `like` on axis 0.
-      context: the analysis and B.
-      like: a tensor of the analysed graph.
-    """
-    flow = context.flows[like]
-    rest = tensor.shape[1:].as_list()
-    if None in rest:
-        dynamic = tf.shape(tensor)
-        rest = [dynamic[i + 1] if d is None else d for i, d in enumerate(rest)]
-    if flow.leads and flow.minor:
-        split = tf.reshape(tensor, [flow.repeats, context.batch_size, -1])
-        split = tf.transpose(split, [1, 0, 2])
-        return tf.reshape(split, [context.batch_size, flow.rows, *rest])
-    if flow.leads and flow.rows == 1:
-        return tensor[:, tf.newaxis]
-    rows = flow.rows if flow.leads and flow.rows else None
-    if rows is None:
-        rows = rows_per_example(tensor, context.batch_size)
-        with tf.control_dependencies(_whole_examples(tensor, rows, context, like)):
-            tensor = tf.identity(tensor)
-    return tf.reshape(tensor, [context.batch_size, rows, *rest])
-
-
-def in_steps(tensor, context: Context, like, width: int, axes: int) -> tf.Tensor:
-    """`[N, ..., *tail]` as `[B, T, width]`, with a tail of `axes` axes."""
-    flow = context.flows[like]
-    if flow.leads and flow.rows and not flow.minor:
-        return merge_steps(tensor, context.batch_size, width, axes, flow.rows)
-    tensor = by_example(tensor, context, like)
-    return merge_steps(tensor, context.batch_size, width, axes, 1)
-
-
-def _whole_examples(tensor, rows, context, like) -> list[tf.Operation]:
-    """An assertion (which XLA drops) that axis 0 divides into examples."""
-    assertion = tf.debugging.Assert(
-        tf.equal(rows * context.batch_size, tf.shape(tensor)[0]),
-        [
-            f"ExampleIsolationError: the rows of {like.name!r} cannot be told apart by "
-            "example: their number is no multiple of the number of losses. Keep the "
-            "batch on axis 0, and give a loss for each example."
-            + see("mixed-examples"),
-        ],
-    )
-    return [] if assertion is None else [assertion]
-
-
-def batch_first(tensor: tf.Tensor, context: Context) -> bool:
-    """Whether axis 0 counts examples, if known; the first step's comparison tests.
-
-    The entries of a sparse batch are on no axis of examples: the examples of two
-    batches differ in how many of the entries are theirs.
-    """
-    axes = context.flows[tensor].axes
-    if context.flows[tensor].entry is not None:
-        return False
-    if axes is None and context.flows.batch_size and tensor.shape.rank:
-        length = tensor.shape[0]
-        return length is None or length % context.flows.batch_size == 0
-    return axes is None or axes == (0,)
-
-
-def rows_of(context: Context, like: tf.Tensor) -> int | None:
-    flow = context.flows[like]
-    return flow.rows if flow.leads else None

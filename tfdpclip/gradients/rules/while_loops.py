@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._devices import has_form_of_xla
+from tfdpclip._graph_notes import notes_of
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA, Flow
 from tfdpclip.gradients.flows.inner_flows import BodyFlows
@@ -129,9 +130,8 @@ class _Loop:
             _tf_private.condition_of_loop(op),
         )
         self._steps = count_trips(op, self._cond, self._body)
-        if not hasattr(op, "_tfdpclip_records"):
-            op._tfdpclip_records = _Records()
-        self._records: _Records = op._tfdpclip_records
+        records = notes_of(op.graph).records
+        self._records: _Records = records.setdefault(op, _Records())
         self._lists: dict = self._records.lists
         self._starts: list[tf.Tensor] = []
 

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip._devices import form_of_xla
+from tfdpclip._devices import traced_with
 from tfdpclip.gradients import status
 from tfdpclip.keras import _compat
 from tfdpclip.keras.watching.executions import runs_eagerly
@@ -98,8 +98,7 @@ class CompiledSteps:
             try:
                 with (
                     _compat.uncompiled(self._model),
-                    form_of_xla(),
-                    status.losses_traced(self._note_status),
+                    traced_with(form_of_xla=True, tell=self._note_status),
                 ):
                     logs = self._twin(iterator)
             except Exception:
@@ -113,7 +112,7 @@ class CompiledSteps:
             self._twin = None
         self.end()
         self.ran = self._function
-        with status.losses_traced(compared=self._compared or frozenset()):
+        with traced_with(compared=self._compared or frozenset()):
             return self._function(iterator)
 
     def end(self) -> None:

@@ -7,7 +7,6 @@ from step to step.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
@@ -15,12 +14,14 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
+from tfdpclip._keras_marks import variable_of_call
+from tfdpclip._notes import NOTES
 from tfdpclip._outside import outside_of_functions
 from tfdpclip._variables import components, unwrapped
 from tfdpclip.gradients import ExampleIsolationError
 from tfdpclip.gradients.loss.state import TRAINED_PRIVATELY, StateRead
 from tfdpclip.keras import _compat
-from tfdpclip.keras.watching import fit_arguments
+from tfdpclip.keras.watching.fit_arguments import callbacks_of_fit
 
 # In every step, the smallest variables are compared: at most `_SMALL_COUNT` variables,
 # with at most `_SMALL_ENTRIES` entries together. All variables are compared on steps
@@ -28,7 +29,6 @@ from tfdpclip.keras.watching import fit_arguments
 _SMALL_ENTRIES, _SMALL_COUNT, _PERIOD = 2**16, 32, 256
 # Special values of a sum: not known yet, or exempt from the comparison.
 _UNKNOWN, _EXEMPT = -1, -2
-_ALL: weakref.WeakSet[ConstantState] = weakref.WeakSet()
 
 
 def mark_trained_privately(
@@ -44,7 +44,7 @@ def mark_trained_privately(
         if getattr(variable, TRAINED_PRIVATELY, None) is releases:
             continue
         setattr(variable, TRAINED_PRIVATELY, releases)
-        for state in list(_ALL):
+        for state in list(NOTES.constant_states):
             state._exempt(variable)
 
 
@@ -56,7 +56,7 @@ def exempt_releases(variables: Iterable[tf.Variable], exempt: bool) -> None:
       exempt: whether the variables may change from now on.
     """
     for variable in (part for whole in variables for part in components(whole)):
-        for state in list(_ALL):
+        for state in list(NOTES.constant_states):
             state._exempt(variable, _EXEMPT if exempt else _UNKNOWN)
 
 
@@ -67,7 +67,7 @@ def forget_values(variables: Iterable[tf.Variable]) -> None:
       variables: variables that were given public or random values.
     """
     for variable in (part for whole in variables for part in components(whole)):
-        for state in list(_ALL):
+        for state in list(NOTES.constant_states):
             state._forget(variable)
 
 
@@ -92,7 +92,7 @@ class ConstantState:
         self._changed: tf.Variable | None = None
         #: Whether a comparison is in code compiled by XLA.
         self.compiled = False
-        _ALL.add(self)
+        NOTES.constant_states.add(self)
 
     def _exempt(self, variable, value=_EXEMPT):
         for identity, _, sums, place in self._slots:
@@ -252,12 +252,12 @@ _FIX = (
 
 def _refuse_schedules(reads: Sequence[StateRead]) -> None:
     """Raises for a variable that `fit` was given in order to change between steps."""
-    fit = fit_arguments.calling("fit")
-    if fit is None:
+    model = variable_of_call("fit", "self")
+    if model is None:
         return
-    weights = _compat.loss_weights_of(fit.f_locals.get("self"))
+    weights = _compat.loss_weights_of(model)
     holders = {"loss_weights": tf.nest.flatten(weights)}
-    for callback in fit_arguments.callbacks_of_fit():
+    for callback in callbacks_of_fit():
         holders[f"The callback {type(callback).__name__}"] = vars(callback).values()
     unset = [r for r in reads if r.releases is None and r.copy is None]
     names = {id(r.identity): r.name for r in unset}

@@ -9,6 +9,7 @@ from typing import Any
 
 from tfdpclip._docs import see
 from tfdpclip._keras_marks import calling
+from tfdpclip._notes import NOTES
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import SKIPPED, PrivacyMismatchError
 from tfdpclip.keras import _compat
@@ -22,7 +23,7 @@ from tfdpclip.keras.watching.executions import runs_eagerly
 from tfdpclip.keras.watching.step_history import history_of
 from tfdpclip.sampling.base import SamplingScheme
 from tfdpclip.sampling.batches import Batches
-from tfdpclip.sampling.drawer import DRAWERS, DrawObserver
+from tfdpclip.sampling.drawer import DrawObserver
 
 # With an expected batch size below this, over one step in a thousand draws no example.
 _FEW = 7
@@ -297,7 +298,9 @@ class DrawCheck:
 
     def _candidates(self) -> list:
         return [
-            drawer for drawer in DRAWERS if self._sampling.accounts_for(drawer.scheme)
+            drawer
+            for drawer in NOTES.drawers
+            if self._sampling.accounts_for(drawer.scheme)
         ]
 
     def _ours(self) -> tuple[list, list]:

@@ -8,21 +8,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip._keras_marks import calling
+from tfdpclip._keras_marks import variable_of_call
 from tfdpclip.sampling.columns import share_memory
 
 
 def callbacks_of_fit() -> list[Any]:
     """The callbacks of the running call of `fit`."""
-    frame = calling("fit")
-    given = None if frame is None else frame.f_locals.get("callbacks")
-    return list(getattr(given, "callbacks", None) or ())
+    callbacks = variable_of_call("fit", "callbacks")
+    return list(getattr(callbacks, "callbacks", None) or ())
 
 
 def validation_data_of_fit() -> Any:
     """The validation data of the running call of `fit`, or None."""
-    frame = calling("fit")
-    return None if frame is None else frame.f_locals.get("validation_data")
+    return variable_of_call("fit", "validation_data")
 
 
 def overlap(data: Any, private: Sequence[np.ndarray]) -> bool:

@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from tfdpclip import _progress, _tf_private
 from tfdpclip._docs import TracedError, see
+from tfdpclip._notes import NOTES
 from tfdpclip._variables import all_unwrapped, components, whole_number
 from tfdpclip.accounting.phases import PrivacyMismatchError
-from tfdpclip.accounting.releases import releases_since, releases_so_far
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.loss.state import PUBLIC_COPY, TRAINED_PRIVATELY
 from tfdpclip.keras import _compat, replicas
@@ -378,7 +378,7 @@ class FitWatch:
         self._eager = self._runs_eagerly and self._model.built
         if self._eager:
             self._new_watch()
-            self._weights.updates, self._all_before = 0, releases_so_far()
+            self._weights.updates, self._all_before = 0, NOTES.releases_so_far()
             self._weights.hold()
             self._history.watch = self._weights
         return self._releases()
@@ -399,7 +399,7 @@ class FitWatch:
             else:
                 self._report(self._weights.look(), "by the training step")
             counted = {self._history.identity: self._history.releases}
-            if releases_since(self._all_before | counted):
+            if NOTES.releases_since(self._all_before | counted):
                 self._report_step("the training step, which runs eagerly")
         else:
             self._check_traces(traced)

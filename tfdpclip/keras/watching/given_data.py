@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdpclip import _keras_marks, _tf_private
 from tfdpclip._docs import TracedError, see
+from tfdpclip._notes import NOTES
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.gradients.loss import drawn_rows
 from tfdpclip.keras import _compat, loss_shapes
@@ -22,8 +23,6 @@ from tfdpclip.sampling.batches import Batches
 
 # The beginning of Python's error if a `train_step` unpacks (x, y) from (x, y, weights).
 _TWO_OF_THREE = "too many values to unpack (expected 2"
-# For each model, the `FollowedStep` in its training function.
-_STEPS: weakref.WeakKeyDictionary[Any, FollowedStep] = weakref.WeakKeyDictionary()
 
 
 class FollowedStep:
@@ -120,7 +119,7 @@ def followed_step(model: tf.keras.Model) -> FollowedStep:
 
     A training function that already contains `train_step` is made again, once.
     """
-    step = _STEPS.setdefault(model, FollowedStep(model))
+    step = NOTES.followed_steps.setdefault(model, FollowedStep(model))
     placed = step.function() is model.train_function is not None
     if _compat.KEEPS_STEP and not (placed or _compat.has_own_function(model)):
         with step.in_place(None):

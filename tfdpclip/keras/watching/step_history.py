@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip._notes import NOTES, ReleaseSettings
 from tfdpclip._variables import whole_number
-from tfdpclip.accounting.releases import COUNTERS, ReleaseSettings
 from tfdpclip.keras.watching.noise_plan import NoisePlan
 from tfdpclip.sampling import events
 
@@ -74,7 +74,7 @@ class StepHistory(tf.train.experimental.PythonState):
         self.restored = False
         #: A `WeightWatch` that is told of eager updates; None without one.
         self.watch: Any = None
-        COUNTERS.add(self)
+        NOTES.counters.add(self)
 
     def _begin(self) -> None:
         self.identity = secrets.token_hex(16)
@@ -316,14 +316,11 @@ class ForeignHistory:
         return {self.identity: OptimizerSteps(self.releases)} if self.releases else {}
 
 
-_FOREIGN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-
 def history_of(optimizer: Any) -> StepHistory | ForeignHistory:
     """The history of any optimizer."""
     found = getattr(optimizer, ATTRIBUTE, None)
     if isinstance(found, StepHistory):
         return found
-    if optimizer not in _FOREIGN:
-        _FOREIGN[optimizer] = ForeignHistory(optimizer)
-    return _FOREIGN[optimizer]
+    if optimizer not in NOTES.foreign_histories:
+        NOTES.foreign_histories[optimizer] = ForeignHistory(optimizer)
+    return NOTES.foreign_histories[optimizer]

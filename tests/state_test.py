@@ -1,0 +1,220 @@
+"""What modules of the library remember is listed here, and no more may be added.
+
+A reviewer of the privacy has to know what a call leaves behind for the next one: in
+modules, as attributes of TensorFlow's and Keras's objects, or on Python's stack.
+"""
+
+import ast
+
+import pytest
+
+from tests import source_tree
+
+# Objects of modules that change while a program runs. Caches of functions do not count.
+MUTABLE = {
+    # What the process drew, released and counted.
+    "tfdpclip._notes.NOTES",
+    # What users' modules added.
+    "tfdpclip._registered.REGISTERED",
+    # How losses are traced now, for a step that XLA compiles.
+    "tfdpclip._devices.TRACING",
+    # The element of the step that this thread takes.
+    "tfdpclip.gradients.loss.drawn_rows._CURRENT",
+    # The time by which a round of this task must be over.
+    "tfdpclip.federated._workers._deadline",
+    # The flags of a command.
+    "tfdpclip.accounting.__main__._FLAGS",
+    # Constant after the import of `inner_flows`, which `dataflow` cannot import.
+    "tfdpclip.gradients.flows.dataflow.INSIDE",
+}
+# Modules that read Python's stack.
+FRAMES = {
+    # Keras tells neither the callbacks of `fit` to each other nor the method to a step.
+    "tfdpclip._keras_marks",
+    # TensorFlow asks for a value at a call, and does not say with which arguments.
+    "tfdpclip.sampling.handed_out",
+    # A factory is not told in which factory or process it is.
+    "tfdpclip.federated._callers",
+}
+# Attributes of objects of other libraries, and of ops, with the kind of object.
+MARKS = {
+    "_tfdpclip_notes": "a graph",
+    "_tfdpclip_path": "a variable",
+    "_tfdpclip_private_state": "a variable",
+    "_tfdpclip_public_copy": "a variable",
+    "_tfdpclip_trained_privately": "a variable",
+    "_tfdpclip_trainer": "a variable",
+    "_tfdpclip_public_data": "a callback of the library",
+    "_tfdpclip_public_statistics": "a layer",
+    "_tfdpclip_without_totals": "a method that the library puts into a model",
+    "_tfdpclip_plain": "a function that TensorFlow differentiates",
+    "_tfdpclip_runs_secure_sums": "a context of TensorFlow Federated",
+    "_tfdpclip_apply": "an op",
+    "_tfdpclip_count": "an op",
+    "_tfdpclip_made_of_a_loss": "an op",
+    "_tfdpclip_own_gradient": "an op",
+    "_tfdpclip_public": "an op",
+    "_tfdpclip_update": "an op",
+}
+
+MAKERS = set(
+    """Condition ContextVar Counter Event Lock OrderedDict Queue RLock Semaphore
+    SimpleQueue WeakKeyDictionary WeakSet WeakValueDictionary bytearray count cycle
+    defaultdict deque dict iter list local set""".split()
+)
+CHANGES = set(
+    """add append appendleft clear discard extend insert pop popitem popleft remove
+    setdefault sort update""".split()
+)
+
+
+def modules():
+    known = source_tree.find_modules()
+    return {
+        name: source_tree.read(path)
+        for name, path in known.items()
+        if name.split(".")[0] == "tfdpclip"
+    }
+
+
+def frozen_classes(trees):
+    """The classes whose objects do not change, by name."""
+    found = {"TypeVar"}
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.ClassDef):
+            heads = [*map(ast.unparse, node.decorator_list + node.bases)]
+            if any("frozen=True" in h or h.endswith("NamedTuple") for h in heads):
+                found.add(node.name)
+    return found
+
+
+def assigned(body):
+    """The names that statements bind, with the values."""
+    for node in body:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    yield target.id, node.value
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            if node.value is not None:
+                yield node.target.id, node.value
+
+
+def may_change(value, frozen):
+    """Whether a value is an empty container, or an object that is made to change."""
+    if isinstance(value, (ast.Dict, ast.List, ast.Set)):
+        return not ast.unparse(value).strip("[]{}() ")
+    if not isinstance(value, ast.Call):
+        return False
+    name = ast.unparse(value.func).split(".")[-1].split("[")[0]
+    bare = name.lstrip("_")
+    if name in MAKERS:
+        return True
+    return bare[:1].isupper() and not bare.isupper() and name not in frozen
+
+
+def changed_names(tree):
+    """The names that code changes in place, or binds as `global`."""
+    for node in ast.walk(tree):
+        target = None
+        if isinstance(node, ast.Global):
+            yield from node.names
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            target = node.func.value if node.func.attr in CHANGES else None
+        elif isinstance(node, (ast.Subscript, ast.Attribute)):
+            stored = isinstance(node.ctx, (ast.Store, ast.Del))
+            target = node.value if stored else None
+        if isinstance(target, ast.Name):
+            yield target.id
+
+
+def mutable_objects(trees):
+    """The objects of modules and classes that change, by their full names."""
+    frozen = frozen_classes(trees.values())
+    found = set()
+    for module, tree in trees.items():
+        bodies = [(module, tree.body)]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                bodies.append((f"{module}.{node.name}", node.body))
+        at_top = {name for name, _ in assigned(tree.body)}
+        for home, body in bodies:
+            for name, value in assigned(body):
+                if may_change(value, frozen):
+                    found.add(f"{home}.{name}")
+        found |= {f"{module}.{name}" for name in at_top & set(changed_names(tree))}
+    return found
+
+
+def test_objects_of_modules_that_change_are_these():
+    assert mutable_objects(modules()) == MUTABLE
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "A = {}",
+        "A: list[int] = []",
+        "A = weakref.WeakKeyDictionary()",
+        "A = collections.deque(maxlen=4)",
+        "A = _Current()",
+        "A = [0]\ndef f():\n    A[0] += 1",
+        "A = {1: 2}\ndef f():\n    A.update(x)",
+        "A = 1\ndef f():\n    global A\n    A = 2",
+        "A = f(1)\nA.append(2)",
+    ],
+)
+def test_an_object_that_changes_is_seen(code):
+    assert mutable_objects({"m": ast.parse(code)}) == {"m.A"}
+
+
+def test_an_object_of_a_class_that_changes_is_seen():
+    tree = ast.parse("class B:\n    seen = set()")
+    assert mutable_objects({"m": tree}) == {"m.B.seen"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "A = {1: 2}",
+        "A = frozenset(x)",
+        "A = ()",
+        "def f():\n    A = {}\n    A[1] = 2",
+        "@dataclass(frozen=True)\nclass B: ...\nA = B()",
+        "class B(NamedTuple): ...\nA = B()",
+    ],
+)
+def test_what_does_not_change_is_no_finding(code):
+    assert mutable_objects({"m": ast.parse(code)}) == set()
+
+
+def reads_frames(tree):
+    """Whether a module reads Python's stack."""
+    names = {"currentframe", "_getframe", "f_back", "f_locals", "tb_frame"}
+    stacks = {"inspect.stack", "traceback.extract_stack", "traceback.walk_stack"}
+    return any(
+        isinstance(node, ast.Attribute)
+        and (node.attr in names or ast.unparse(node) in stacks)
+        for node in ast.walk(tree)
+    )
+
+
+def test_modules_that_read_the_stack_are_these():
+    assert {name for name, tree in modules().items() if reads_frames(tree)} == FRAMES
+
+
+def marks(tree):
+    """The names of attributes that only this library sets."""
+    for node in ast.walk(tree):
+        name = node.attr if isinstance(node, ast.Attribute) else None
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            name = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in ("add_to_collection", "get_collection_ref"):
+                name = f"collection {ast.unparse(node.args[0])}"
+        if name and name.startswith(("_tfdpclip_", "collection ")):
+            yield name
+
+
+def test_marks_on_foreign_objects_are_these():
+    assert {m for tree in modules().values() for m in marks(tree)} == set(MARKS)

@@ -251,8 +251,7 @@ REGRESSIONS = [
     _case(
         "rows_that_are_taken_one_by_one",
         '{"seed": 414, "batch": 5, "input": "sequence", "body": [["each", {"how": "map_fn"}, [["elementwise", {"form": "difference", "axis": "first"}], ["fold", {"how": "shape"}, [["matmul", {"form": "matvec", "units": 3}]]]]], ["cond", {"on": "case"}, [["dense", {"units": 1, "activation": "swish", "bias": true, "flat": false}]]], ["each", {"how": "vectorized_map"}, [["fold", {"how": "minus_one"}, [["tied", {"how": "difference"}], ["dense", {"units": 5, "activation": "tanh", "bias": true, "flat": true}]]]]], ["tied", {"how": "bilinear"}]], "loss": {"kind": "log_cosh", "reduction": "keras", "head": false}, "mode": {"level": "fit", "dynamic": true, "rule": "fixed"}}',
-        WORKS,
-        known="a loop over examples, copied for one example, raises an AssertionError",
+        (REFUSED,),
     ),
     _case(
         "compiled_time_major_dense",

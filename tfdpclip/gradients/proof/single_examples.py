@@ -353,13 +353,14 @@ class ExamplesAlone:
             return self._gradients(self._loss(index, handles), handles)
         except ExampleIsolationError:
             raise
-        except (ValueError, TypeError) as error:
+        # TensorFlow's gradients of branches assert what they need of a graph.
+        except (ValueError, TypeError, AssertionError) as error:
             raise ExampleIsolationError(
                 f"It is not known {self._proof.reason} at {self._proof.op.name!r} (a "
                 f"{self._proof.op.type}), and the loss of a single example cannot be "
-                f"computed from its own data alone ({error}). Keep the batch on axis "
-                "0, and compute each example's loss from its own rows."
-                + see("one-example-at-a-time")
+                f"computed from its own data alone ({error or 'in its gradient'}). "
+                "Keep the batch on axis 0, and compute each example's loss from its "
+                "own rows." + see("one-example-at-a-time")
             ) from error
 
     def _gradients(self, loss, handles) -> list[tf.Tensor]:

@@ -309,7 +309,6 @@ TESTING: dict[str, Any] = {
         testing.assert_exact, _=SLOW, model=MODEL, batch=(X, Y), tolerance=1e-3
     ),
     "assert_isolated": case(testing.assert_isolated, _=SLOW, model=MODEL, x=X, y=Y),
-    "assert_op_flow": None,
     "assert_noise": case(
         testing.assert_noise,
         _=SLOW,

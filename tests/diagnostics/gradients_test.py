@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_examples.least_error import optimal_clip
 from tests.diagnostics.models import (
     digits,
     images,
@@ -13,7 +14,6 @@ from tests.diagnostics.models import (
 )
 from tests.keras.helpers import DPSGD, gradients_one_at_a_time
 from tfdpclip.diagnostics import GradientMeter
-from tfdpclip.tuning import optimal_clip
 
 LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 EACH = tf.keras.losses.MeanSquaredError(reduction="none")

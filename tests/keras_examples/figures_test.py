@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from driver_kit import plotting, programs, settings
 from keras_examples import image_data, norm_figures, optimal_clip, training
+from keras_examples.class_weights import class_weights
 from tests.keras_examples import image_files
-from tfdpclip import diagnostics, pictures
+from tfdpclip import pictures
 
 
 def assert_nothing_is_cropped(figure):
@@ -165,9 +166,7 @@ def test_figures_in_each_format(tmp_path):
 
 
 def test_weights_and_differences_stand_at_their_class():
-    found = diagnostics.class_weights(
-        [0.5, 1.0, 4.0, 20.0], ["b", "b", "a", "c"], [0.1, 1, 10]
-    )
+    found = class_weights([0.5, 1.0, 4.0, 20.0], ["b", "b", "a", "c"], [0.1, 1, 10])
     figure = norm_figures.draw_class_weights(
         found, ["c", "a", "b"], {"less C = 1": [0.1, -0.1, 0.0]}, "A title", False
     )

@@ -14,7 +14,6 @@ from tests.clipping.contract_test import RULES
 from tfdpclip import (
     accounting,
     clipping,
-    diagnostics,
     mechanism,
     noise,
     sampling,
@@ -421,7 +420,6 @@ MECHANISM = {
     "Unclipped": None,
 }
 
-GRADIENTS = np.random.default_rng(0).standard_normal((8, 3))
 GRID = {"clip_norms": [1.0], "batch_sizes": [4], "learning_rates": [0.1], "seeds": [0]}
 PLAN = tuning.TrainingPlan(FULL, 1.0, 10)
 BUDGET = {"population": 20, "epsilon": 1.0, "delta": 1e-5, "convention": "ceil"}
@@ -435,11 +433,8 @@ TUNING = {
     # Results of functions.
     "BatchSizeAdvice": None,
     "BatchSizeNoise": None,
-    "ClipErrors": None,
-    "FixedPoint": None,
     "GridPoint": None,
     "GridResult": None,
-    "OptimalClip": None,
     "PublicClip": None,
     "Recipe": None,
     "SearchStatement": None,
@@ -459,30 +454,6 @@ TUNING = {
     ),
     "batch_size_noise": case(
         tuning.batch_size_noise, **BUDGET, candidates=["full"], epochs=2, steps=None
-    ),
-    "clip_errors": case(
-        tuning.clip_errors,
-        gradients=GRADIENTS,
-        sigma=1.0,
-        clip_norms=[0.5, 1.0],
-        d=3,
-        sampling_rate=0.5,
-    ),
-    "fixed_point_clip": case(
-        tuning.fixed_point_clip,
-        gradients=GRADIENTS,
-        sigma=1.0,
-        d=3,
-        initial=1.0,
-        max_iterations=9,
-        tolerance=1e-9,
-    ),
-    "optimal_clip": case(
-        tuning.optimal_clip,
-        gradients=GRADIENTS,
-        sigma=1.0,
-        d=3,
-        sampling_rate=0.5,
     ),
     "geometric": case(tuning.geometric, lowest=0.1, highest=1.0, count=3),
     "run_grid": case(
@@ -516,46 +487,4 @@ TUNING = {
     ),
 }
 
-NORMS = [0.5, 1.0, 2.0]
-GEOMETRY = diagnostics.gradient_geometry(GRADIENTS)
-
-DIAGNOSTICS = {
-    # Results of functions.
-    "ClassAccuracy": None,
-    "ClippingBias": None,
-    "GradientGeometry": None,
-    "GradientNorms": None,
-    "NormSummary": None,
-    "RetainedWeight": None,
-    "SymmetryScore": None,
-    "GradientGeometry.symmetry": case(
-        GEOMETRY.symmetry, permutations=9, most=5, seed=0
-    ),
-    "GradientGeometry.clipping_bias": case(GEOMETRY.clipping_bias, clip_norm=1.0),
-    "class_accuracy": case(
-        diagnostics.class_accuracy, labels=[0, 1], correct=[True, False]
-    ),
-    "class_weights": case(
-        diagnostics.class_weights,
-        norms=NORMS,
-        labels=[0, 1, 1],
-        clip_norms=[0.1, 1.0],
-        baseline=1.0,
-        baseline_norms=NORMS,
-        baseline_labels=[0, 1, 1],
-    ),
-    "gradient_geometry": case(
-        diagnostics.gradient_geometry, gradients=GRADIENTS, projections=2, seed=0
-    ),
-    "retained_weight": case(diagnostics.retained_weight, norms=NORMS, clip_norm=1.0),
-    "summarize_norms": case(
-        diagnostics.summarize_norms,
-        _={"may_be_nan": ("clip_norm", "fraction_clipped", "target")},
-        norms=NORMS,
-        clip_norm=1.0,
-        target_quantile=0.5,
-    ),
-    "symmetry_score": case(
-        diagnostics.symmetry_score, points=GRADIENTS, permutations=9, most=5, seed=0
-    ),
-}
+DIAGNOSTICS = {"GradientNorms": None}

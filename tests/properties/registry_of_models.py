@@ -261,7 +261,6 @@ DIAGNOSTICS: dict[str, Any] = {
     "GradientMeter": case(
         diagnostics.GradientMeter,
         model=MODEL,
-        loss=None,
         variables=None,
         groups=None,
         training=False,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _arguments, _progress
@@ -12,7 +11,7 @@ from tfdpclip._data import as_batches, check_data
 
 
 def batches(data, batch_size, max_examples):
-    """(x, y, sample_weight, positions) for each batch."""
+    """(x, y, sample_weight) for each batch."""
     check_data("data", data, "(x, y)")
     size = _arguments.integer("batch_size", batch_size, 1)
     limit = None
@@ -38,7 +37,7 @@ def batches(data, batch_size, max_examples):
             )
             count = left
         if count:
-            yield x, y, weight, np.arange(start, start + count)
+            yield x, y, weight
         start += count
         if limit is not None and start >= limit:
             return
@@ -74,23 +73,3 @@ class untouched_metrics:
         ):
             before = self._before.get(id(variable))
             variable.assign(tf.zeros_like(variable) if before is None else before)
-
-
-def classes(y, predicted):
-    """Labels and whether they were predicted, where the targets are classes."""
-    if not tf.is_tensor(y) or not tf.is_tensor(predicted):
-        return None, None
-    y = y.numpy()
-    count = len(y)
-    if np.issubdtype(y.dtype, np.integer) and y.size == count:
-        labels = y.reshape(-1)
-    elif y.ndim == 2 and y.shape[1] > 1 and np.isin(y, (0, 1)).all():
-        if not (y.sum(axis=1) == 1).all():
-            return None, None
-        labels = y.argmax(axis=1)
-    else:
-        return None, None
-    predicted = predicted.numpy()
-    if predicted.ndim != 2 or predicted.shape[1] < 2:
-        return labels, None
-    return labels, predicted.argmax(axis=1) == labels

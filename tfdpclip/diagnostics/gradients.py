@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdpclip import _arguments
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.clipping.groups import make_groups, normalize_groups
-from tfdpclip.diagnostics._passes import batches, classes, run, untouched_metrics
+from tfdpclip.diagnostics._passes import batches, run, untouched_metrics
 from tfdpclip.gradients import PerExampleGradients
 from tfdpclip.gradients.loss import drawn_rows
 from tfdpclip.keras import _compat, replicas
@@ -31,17 +31,11 @@ class GradientNorms:
       norms: `[n]`, the norm of each example's gradient over all variables.
       by_group: `[n, L]`, the norms over each group of variables.
       groups: the L groups' names.
-      labels: `[n]`, the class of each example; None if the targets are no classes.
-      correct: `[n]`, whether the prediction is right; None without classes.
-      indices: `[n]`, the examples' positions in the data.
     """
 
     norms: np.ndarray
     by_group: np.ndarray
     groups: tuple[str, ...]
-    labels: np.ndarray | None
-    correct: np.ndarray | None
-    indices: np.ndarray
 
     def __len__(self) -> int:
         return len(self.norms)
@@ -61,9 +55,7 @@ class GradientMeter:
     model, its metrics and its optimizer are left as they are.
 
     Args:
-      model: a Keras model.
-      loss: ``loss(y, predictions)`` -> one loss per example; the compiled loss by
-        default.
+      model: a compiled Keras model.
       variables: which variables; all trainable ones by default. A layer's
         `trainable_variables`, say, for the head alone.
       groups: how to group variables for norms by group, as in `LayerwiseClip`; one
@@ -72,25 +64,22 @@ class GradientMeter:
         normalisation must not combine examples.
 
     Raises:
-      ValueError: if the model is not compiled and there is no `loss`.
+      ValueError: if the model is not compiled.
     """
 
     def __init__(
         self,
         model: tf.keras.Model,
         *,
-        loss: Callable | None = None,
         variables: Sequence[tf.Variable] | None = None,
         groups: Any = None,
         training: bool = False,
     ):
-        if loss is None and not _compat.is_compiled(model):
+        if not _compat.is_compiled(model):
             raise ValueError(
-                "loss is missing and the model is not compiled: pass "
-                "loss=lambda y, p: ..., giving one loss per example."
+                "The model is not compiled, so that it has no loss: write "
+                'model.compile(loss="sparse_categorical_crossentropy"), for example.'
             )
-        if loss is not None and not isinstance(loss, tf.keras.losses.Loss):
-            _arguments.function("loss", loss, 2)
         if variables is not None:
             variables = _arguments.items("variables", variables)
             variables = all_unwrapped(variables)
@@ -100,7 +89,7 @@ class GradientMeter:
                     f"{_arguments.shown(variables)}."
                 )
         self._training = _arguments.boolean("training", training)
-        self._model, self._loss = model, loss
+        self._model = model
         self._given, self._spec = variables, normalize_groups(groups)
         self._norm_graph = replicas.in_replicas(model, self._norms)
         self._gradient_graph = replicas.in_replicas(model, self._gradients)
@@ -137,25 +126,17 @@ class GradientMeter:
         """
         found: list[tuple[np.ndarray, ...]] = []
         with untouched_metrics(self._model):
-            for x, y, weight, places in batches(data, batch_size, max_examples):
-                total, grouped, predicted = run(self._norm_graph, x, y, weight)
-                labels, correct = classes(y, predicted)
-                kept = np.ones(len(places), bool)
+            for x, y, weight in batches(data, batch_size, max_examples):
+                parts = [part.numpy() for part in run(self._norm_graph, x, y, weight)]
+                kept = np.ones(len(parts[0]), bool)
                 if weight is not None:
-                    kept = np.reshape(np.asarray(weight), [len(places), -1]).any(axis=1)
-                row = (total.numpy(), grouped.numpy(), labels, correct, places)
-                found.append(
-                    tuple(None if part is None else part[kept] for part in row)
-                )
+                    kept = np.reshape(np.asarray(weight), [len(kept), -1]).any(axis=1)
+                found.append(tuple(part[kept] for part in parts))
         if not found:
             raise ValueError("data has no examples to measure gradient norms on.")
-        columns = [
-            None if any(p is None for p in parts) else np.concatenate(parts)
-            for parts in zip(*found, strict=True)
-        ]
+        norms, by_group = map(np.concatenate, zip(*found, strict=True))
         names = make_groups(self._spec, _compat.names_of(self.variables)).names
-        norms, by_group, labels, correct, indices = columns
-        return GradientNorms(norms, by_group, names, labels, correct, indices)
+        return GradientNorms(norms, by_group, names)
 
     def chunks(
         self, data: Any, *, batch_size: int = 64, max_examples: int | None = None
@@ -174,7 +155,7 @@ class GradientMeter:
 
         def read():
             with untouched_metrics(self._model):
-                for x, y, weight, _ in batches(data, batch_size, max_examples):
+                for x, y, weight in batches(data, batch_size, max_examples):
                     yield run(self._gradient_graph, x, y, weight).numpy()
 
         return read
@@ -188,33 +169,17 @@ class GradientMeter:
 
     def _engine(self, x, y, weight):
         predicted = self._model(x, training=self._training)
-        if self._loss is None:
-            loss = self._model.compute_loss(x, y, predicted, weight)
-        else:
-            loss = tf.convert_to_tensor(self._loss(y, predicted))
-            if loss.shape.rank == 0:
-                raise ValueError(
-                    "loss must give one loss per example, got a scalar: use "
-                    "reduction='none'."
-                )
-            loss = tf.reduce_mean(tf.reshape(loss, [tf.shape(loss)[0], -1]), axis=1)
-            if weight is not None:
-                weight = tf.reshape(tf.cast(weight, loss.dtype), [-1])
-                loss = loss * weight
+        loss = self._model.compute_loss(x, y, predicted, weight)
         with replicas.mark_loss_ops(), drawn_rows.given_element(None):
-            engine = PerExampleGradients(
-                loss, self.variables, replicas=replicas.count()
-            )
-        return engine, predicted
+            return PerExampleGradients(loss, self.variables, replicas=replicas.count())
 
     def _norms(self, x, y, weight):
-        engine, predicted = self._engine(x, y, weight)
+        engine = self._engine(x, y, weight)
         groups = make_groups(self._spec, _compat.names_of(self.variables))
-        return engine.norms, engine.record_norms(groups.assignment), predicted
+        return engine.norms, engine.record_norms(groups.assignment)
 
     def _gradients(self, x, y, weight):
-        engine, _ = self._engine(x, y, weight)
-        parts = engine.materialized()
+        parts = self._engine(x, y, weight).materialized()
         count = tf.shape(parts[0])[0]
         return tf.concat(
             [tf.reshape(tf.cast(p, tf.float32), [count, -1]) for p in parts], axis=1

@@ -159,7 +159,7 @@ def test_weights_of_the_moment_are_used():
 
 def test_bad_arguments():
     model, (x, y) = network(), images(4)
-    with pytest.raises(ValueError, match="model is not compiled"):
+    with pytest.raises(ValueError, match="call model.compile first"):
         GradientMeter(model)
     model.compile("sgd", LOSS)
     meter = GradientMeter(model)

@@ -4,6 +4,6 @@ Everything here is measured without noise. On private data the results are priva
 and must not be released; on public data they may be.
 """
 
-from tfdpclip.diagnostics.gradients import GradientMeter, GradientNorms
+from tfdpclip.keras.gradient_meter import GradientMeter, GradientNorms
 
 __all__ = ["GradientMeter", "GradientNorms"]

@@ -83,7 +83,7 @@ def clip_from_public(
       ValueError: if there are no data, a norm is not finite, or all are zero.
     """
     from tfdpclip._data import check_data
-    from tfdpclip.diagnostics.gradients import GradientMeter
+    from tfdpclip.keras.gradient_meter import GradientMeter
 
     check_data("public_data", public_data, "(x, y)")
     meter = GradientMeter(model, **options)

@@ -385,7 +385,6 @@ CLIPPING = RULES_AS_THEY_ARE_SET_UP | {
         names=["a/b", "c/d"],
         name="thing",
     ),
-    "layer_of": case(clipping.layer_of, name="a/b"),
     "make_groups": case(
         clipping.make_groups, groups=1, names=["a/b", "c/d"], norms={"a": 1.0, "c": 2.0}
     ),

@@ -107,7 +107,8 @@ def assert_clip_rule(
     """
     if not isinstance(rule, ClipRule):
         raise ValueError(f"rule must be a clip rule, got {shown(rule)}.")
-    names = [text("names", name) for name in items("names", names or _NAMES)]
+    names = _NAMES if names is None else items("names", names)
+    names = [text("names", name) for name in names]
     draw = np.random.default_rng(integer("seed", seed))
     bound = rule.bind(names)
     if len(names) < 2:

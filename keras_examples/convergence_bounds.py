@@ -38,7 +38,7 @@ def progress_bound(
     which Theorem 1 has no noise and a = 1 / sqrt(T). What the theorems say about the
     gradient's norm follows: progress is at least the bound of Theorem 2 under a
     symmetric distribution, plus the bias, whose size the Wasserstein distance bounds
-    (`tfdpclip.diagnostics.ClippingBias` has these).
+    (`keras_examples.gradient_geometry.ClippingBias` has these).
 
     Args:
       gap: f(x_0) - min f.

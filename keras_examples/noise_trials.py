@@ -17,8 +17,8 @@ import tfdpclip as dpc
 from driver_kit import settings
 from driver_kit.lazy import tf
 from keras_examples import image_data, networks, training
+from keras_examples.class_weights import class_accuracy
 from tfdpclip import correlated
-from tfdpclip.diagnostics import class_accuracy
 
 #: Without amplification, and with it.
 FIXED_ORDER = ("independent", "tree", "toeplitz", "buffered")

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from keras_examples.class_weights import RetainedWeight
 from tfdpclip import pictures
-from tfdpclip.diagnostics import RetainedWeight
 
 
 def draw_class_weights(

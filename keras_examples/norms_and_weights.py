@@ -22,7 +22,9 @@ import numpy as np
 
 from driver_kit import programs, progress, settings
 from keras_examples import norm_figures, problems, trainers, training
-from tfdpclip import diagnostics, files
+from keras_examples.class_weights import class_weights
+from keras_examples.norm_summary import summarize_norms
+from tfdpclip import files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,14 +108,14 @@ def run(used: Settings) -> programs.Outcome:
                     "of": name,
                     "learning_rate": best,
                     "macro_accuracy": accuracy[clip].macro,
-                    **diagnostics.summarize_norms(values, clip).row(),
+                    **summarize_norms(values, clip).row(),
                 }
                 for name, values in (("head", found.head), ("all", found.every))
             ]
         violins[f"ε = {epsilon:g}"] = norms[1.0]
         # A model for each clip norm, as in the paper; the baseline is that of C = 1.
         weights = [
-            diagnostics.class_weights(
+            class_weights(
                 norms[c],
                 labels,
                 [c],

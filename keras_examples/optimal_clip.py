@@ -18,8 +18,8 @@ import pathlib
 import numpy as np
 
 from driver_kit import programs, settings
+from keras_examples.least_error import clip_errors, fixed_point_clip, optimal_clip
 from tfdpclip import files, pictures
-from tfdpclip.tuning import clip_errors, fixed_point_clip, optimal_clip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,9 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from driver_kit import progress
+from keras_examples.gradient_geometry import GradientGeometry, gradient_geometry
 from tfdpclip import files
+from tfdpclip.diagnostics import GradientMeter
 
 
 class Tracker(tf.keras.callbacks.Callback):
@@ -184,9 +186,9 @@ class Geometry(tf.keras.callbacks.Callback):
         super().__init__()
         self._data, self._epochs = data, epochs
         self._planes, self._chunk, self._folder = planes, chunk, folder
-        kind = dpc.diagnostics.GradientGeometry
+        kind = GradientGeometry
         self._names = [field.name for field in dataclasses.fields(kind)]
-        self.found: dict[int, dpc.diagnostics.GradientGeometry] = {}
+        self.found: dict[int, GradientGeometry] = {}
         for epoch in epochs:
             path = self._path(epoch)
             if path.exists():
@@ -198,7 +200,7 @@ class Geometry(tf.keras.callbacks.Callback):
     def _measure(self, epoch):
         if epoch not in self._epochs:
             return
-        found = dpc.diagnostics.gradient_geometry(
+        found = gradient_geometry(
             self._meter.chunks(self._data, batch_size=self._chunk),
             projections=self._planes,
         )
@@ -207,7 +209,7 @@ class Geometry(tf.keras.callbacks.Callback):
         self.found[epoch] = found
 
     def on_train_begin(self, logs=None):
-        self._meter = dpc.diagnostics.GradientMeter(self.model)
+        self._meter = GradientMeter(self.model)
         if 0 not in self.found:
             self._measure(0)
 

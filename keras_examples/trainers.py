@@ -12,8 +12,9 @@ import tensorflow as tf
 import tfdpclip as dpc
 from driver_kit import settings
 from keras_examples import pretrained, training, transfer_data
+from keras_examples.class_weights import ClassAccuracy, class_accuracy
 from keras_examples.features import Features
-from tfdpclip.diagnostics import ClassAccuracy, GradientMeter, class_accuracy
+from tfdpclip.diagnostics import GradientMeter
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,9 +15,9 @@ from matplotlib import ticker
 import tfdpclip as dpc
 from driver_kit import plotting, programs, settings
 from keras_examples import image_data, tracking
+from keras_examples.class_weights import ClassAccuracy, class_accuracy
 from keras_examples.resuming import Unfinished
 from tfdpclip import pictures
-from tfdpclip.diagnostics import ClassAccuracy, class_accuracy
 
 LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 

@@ -18,7 +18,8 @@ from driver_kit import intervals
 from driver_kit.lazy import tf
 from driver_kit.settings import UsageError
 from keras_examples import training
-from tfdpclip import diagnostics
+from keras_examples.class_weights import class_accuracy
+from tfdpclip.diagnostics import GradientMeter
 
 _MOMENTUM = 0.9
 
@@ -113,7 +114,7 @@ class Trainer:
         self._initial = [v.numpy() for v in self.model.trainable_variables]
         self._meter = None
         if rule.takes_public_norms:
-            self._meter = diagnostics.GradientMeter(self.model)
+            self._meter = GradientMeter(self.model)
         self._predict = tf.function(lambda x: self.model(x, training=False))
 
     def __call__(self, learning_rate: float) -> float:
@@ -146,7 +147,7 @@ class Trainer:
             np.argmax(self._predict(x[k : k + 1024]), axis=1)
             for k in range(0, len(x), 1024)
         ]
-        return diagnostics.class_accuracy(y, np.concatenate(found) == y).macro
+        return class_accuracy(y, np.concatenate(found) == y).macro
 
 
 def planned(

@@ -26,6 +26,7 @@ from typing import Any
 
 from driver_kit import programs, progress, settings
 from keras_examples import grid_figures, grid_results, grids, problems, trainers
+from keras_examples.heat_map import draw_heat_map
 from tfdpclip.tuning import TrainingPlan, run_grid
 
 
@@ -107,7 +108,8 @@ def run(used: Settings) -> programs.Outcome:
                 name = f"heatmap_eps_{epsilon:g}"
                 if len(grid.others["epochs"]) > 1:
                     name += f"_epochs_{epochs:g}"
-                figures[name] = dataclasses.replace(result, rows=part).heatmap(
+                figures[name] = draw_heat_map(
+                    dataclasses.replace(result, rows=part),
                     label="macro accuracy",
                     title=f"{problem.name}, ε = {epsilon:g}, {epochs:g} epochs (best "
                     "learning rate)",

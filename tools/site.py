@@ -30,7 +30,7 @@ PACKAGES = {
     "federated": "Aggregators for TensorFlow Federated",
     "tuning": "Clip norm, batch size and learning rate, and what choosing costs",
     "testing": "Tests of privacy for your own pipelines",
-    "diagnostics": "What clipping does to gradients",
+    "diagnostics": "Gradients of examples, without noise",
     "gradients": "Per-example norms and clipped sums; rules for ops",
 }
 

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
-from tests.clipping import rule_graphs
+from tests.clipping import rule_graphs, rule_trials
 from tfdpclip.clipping import (
     AutomaticClip,
     ClipRule,
@@ -114,6 +114,7 @@ def test_a_rule_of_the_library_keeps_the_contract(rule):
     report = assert_clip_rule(rule, names=NAMES)
     bound, draw = rule.bind(NAMES), np.random.default_rng(0)
     states = list(clip_rules._states(bound, draw))
+    rule_trials.check_bounded(bound, states, draw)
     rule_graphs.check_pure(bound, states)
     rule_graphs.check_portable(bound, states)
     if not bound.has_groups:
@@ -275,7 +276,7 @@ UNBOUNDED = {
         _Base,
         "sensitivity",
         lambda self, state: 0.99 * state,
-        "allowed is the sensitivity, 0.99",
+        r"noise_scales\(state\), 0\.99",
     ),
     "noise understated": (
         _Base,
@@ -288,19 +289,19 @@ UNBOUNDED = {
         _Base,
         "sensitivity",
         lambda self, state: state * np.inf,
-        "sensitivity.*finite",
+        "noise_scales.*finite",
     ),
     "a vector of sensitivities": (
         _Base,
         "sensitivity",
         lambda self, state: tf.stack([state, state]),
-        "not a scalar",
+        "must be a scalar",
     ),
-    "raises": (_Base, "weights", lambda self, n, s: n / [1.0, 2.0], "Error"),
+    "raises": (_Base, "weights", lambda self, n, s: n / [1.0, 2.0], "of shape"),
     "indicators of one": (_Counting, "indicators", _whole, "-1/2 to 1/2"),
     "padding counted": (_Counting, "indicators", _padding_counted, "0 for padding"),
-    "NaN counted": (_Counting, "indicators", _nan_counted, "0 for a record"),
-    "more columns than counts": (_Counting, "indicators", _two_columns, "column"),
+    "NaN counted": (_Counting, "indicators", _nan_counted, "norm inf.*0 for"),
+    "more columns than counts": (_Counting, "indicators", _two_columns, "of shape"),
     "indicators of the whole batch": (
         _Counting,
         "indicators",

@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from tfdpclip.clipping import LayerwiseClip, as_rule, layer_of, make_groups
-from tfdpclip.clipping.groups import by_group
+from tfdpclip.clipping import LayerwiseClip, as_rule, make_groups
+from tfdpclip.clipping.groups import by_group, layer_of
 
 NAMES = ["embed/table:0", "d1/kernel:0", "d1/bias:0", "d2/kernel:0", "d2/bias:0"]
 BARE = tuple(name[:-2] for name in NAMES)

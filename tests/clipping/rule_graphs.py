@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip._arguments import shown
-from tfdpclip.clipping import ClipRule, LayerwiseClip, PublicNormClip, ScaledClip
-from tfdpclip.gradients.graph import ops
-from tfdpclip.testing import clip_rules
-from tfdpclip.testing.rule_trials import (
+from tests.clipping.rule_trials import (
     ROUNDING,
     UNALIGNED,
     Trial,
     as_double,
+    drawn,
     format_state,
     groups_of,
 )
+from tfdpclip._arguments import shown
+from tfdpclip.clipping import ClipRule, LayerwiseClip, PublicNormClip, ScaledClip
+from tfdpclip.gradients.graph import ops
 
 # Ops that are stateful because of their bodies, which are checked separately; and
 # `Assert`, by which Keras's piecewise schedules check the step.
@@ -223,9 +223,7 @@ def check_groups(
         moved = tf.constant(draw.uniform(size=counts), tf.float32, [counts])
         for there in (state, grouped.next_state(state, moved)):
             for dtype in (np.float32, np.float64):
-                trial = Trial(
-                    grouped, there, dtype, clip_rules._drawn(grouped, dtype, draw)
-                )
+                trial = Trial(grouped, there, dtype, drawn(grouped, dtype, draw))
                 fault = trial.fault()
                 if fault is not None:
                     raise AssertionError(f"inside {type(place).__name__}, {fault}")

@@ -10,8 +10,11 @@ import tensorflow as tf
 
 from driver_kit import plotting, programs, settings
 from keras_examples import image_data, norm_figures, optimal_clip, training
+from keras_examples.class_weights import class_weights
+from keras_examples.heat_map import draw_heat_map
 from tests.keras_examples import image_files
-from tfdpclip import diagnostics, pictures
+from tfdpclip import pictures
+from tfdpclip.tuning import Grid, run_grid
 
 
 def assert_nothing_is_cropped(figure):
@@ -165,9 +168,7 @@ def test_figures_in_each_format(tmp_path):
 
 
 def test_weights_and_differences_stand_at_their_class():
-    found = diagnostics.class_weights(
-        [0.5, 1.0, 4.0, 20.0], ["b", "b", "a", "c"], [0.1, 1, 10]
-    )
+    found = class_weights([0.5, 1.0, 4.0, 20.0], ["b", "b", "a", "c"], [0.1, 1, 10])
     figure = norm_figures.draw_class_weights(
         found, ["c", "a", "b"], {"less C = 1": [0.1, -0.1, 0.0]}, "A title", False
     )
@@ -193,3 +194,17 @@ def test_violins_of_zeros_equal_norms_and_none():
     assert "not to be released" in note and "5 norms that are 0" in note
     labels = [t.get_text() for t in ax.get_legend().get_texts()]
     assert labels == ["median", "middle half", "clip norm"]
+
+
+def test_a_heat_map_has_the_best_score_of_each_setting():
+    def score(point):
+        value = {0.1: 0.5, 1.0: 0.7, "automatic": 0.6}[point.clip_norm]
+        value -= 0.1 * (point.batch_size == "full")
+        return value - 0.2 * (point.learning_rate == 0.01) + 0.01 * point.seed
+
+    grid = Grid([0.1, 1.0, "automatic"], [64, "full"], [0.01, 0.1], seeds=(0, 1))
+    result = run_grid(grid, score)
+    ax = draw_heat_map(result, "macro accuracy", "A title").axes[0]
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["0.1", "1", "automatic"]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["64", "full"]
+    assert "0.705" in {t.get_text() for t in ax.texts} and len(ax.texts) == 6

@@ -16,9 +16,9 @@ from keras_examples import (
     trainers,
     tune_grid,
 )
+from keras_examples.class_weights import class_weights
 from tests.keras_examples.feature_files import film_ledger, together, write_features
 from tests.output_files import rows_of, words_of
-from tfdpclip.diagnostics import class_weights
 
 
 def test_digits_are_split_as_specified():

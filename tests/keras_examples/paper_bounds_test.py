@@ -10,8 +10,8 @@ from scipy import integrate
 
 from keras_examples import best_rates, paper_bounds
 from keras_examples import convergence_bounds as bounds
+from keras_examples.gradient_geometry import gradient_geometry
 from tests.output_files import rows_of, words_of
-from tfdpclip import diagnostics
 
 
 @pytest.mark.parametrize("problem", [1, 2])
@@ -42,7 +42,7 @@ def test_theorem_5_with_the_bias_bounds_the_gradient_norm():
     rng = np.random.default_rng(0)
     for spread in (0.1, 1.0, 5.0):
         gradients = rng.exponential(spread, (500, 4)) - 0.5 * spread
-        found = diagnostics.gradient_geometry(gradients).clipping_bias(1.0)
+        found = gradient_geometry(gradients).clipping_bias(1.0)
         assert found.guaranteed + found.bias <= found.progress + 1e-12
         assert abs(found.bias) <= found.wasserstein + 1e-12
 
@@ -89,7 +89,7 @@ def test_the_bias_of_skewed_noise_is_that_of_the_diagnostics():
     gradients = np.array([[3.5, 0], [3.5, 0], [3.5, 0], [-0.5, 1.0], [-0.5, -1.0]])
     mean = gradients.mean(axis=0)
     ours = bounds.skewness_bias(mean, gradients - mean, np.full(5, 0.2), 1.0)
-    theirs = diagnostics.gradient_geometry(gradients).clipping_bias(1.0).bias
+    theirs = gradient_geometry(gradients).clipping_bias(1.0).bias
     assert ours == pytest.approx(theirs)
 
 

@@ -261,7 +261,6 @@ DIAGNOSTICS: dict[str, Any] = {
     "GradientMeter": case(
         diagnostics.GradientMeter,
         model=MODEL,
-        loss=None,
         variables=None,
         groups=None,
         training=False,
@@ -309,7 +308,6 @@ TESTING: dict[str, Any] = {
         testing.assert_exact, _=SLOW, model=MODEL, batch=(X, Y), tolerance=1e-3
     ),
     "assert_isolated": case(testing.assert_isolated, _=SLOW, model=MODEL, x=X, y=Y),
-    "assert_op_flow": None,
     "assert_noise": case(
         testing.assert_noise,
         _=SLOW,

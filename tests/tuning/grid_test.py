@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from tests.diagnostics.plots import check_picture
 from tfdpclip.sampling import Poisson
 from tfdpclip.tuning import (
     Grid,
@@ -387,22 +386,3 @@ def test_geometric():
             geometric(*bad)
     with pytest.raises(ValueError, match="count"):
         geometric(1.0, 2.0, 0)
-
-
-# Pictures.
-
-
-def test_heatmap(tmp_path):
-    path = tmp_path / "heat.png"
-    figure = run_grid(GRID, score).heatmap(path, label="macro accuracy")
-    check_picture(figure, path, labels=2)
-    ax = figure.axes[0]
-    assert [t.get_text() for t in ax.get_xticklabels()] == ["0.1", "1", "automatic"]
-    assert [t.get_text() for t in ax.get_yticklabels()] == ["64", "full"]
-    shown = {t.get_text() for t in ax.texts}
-    assert "0.705" in shown and len(ax.texts) == 6
-    several = Grid([1.0], [64], [0.1], others={"epsilon": [1, 2]})
-    with pytest.raises(ValueError, match="'epsilon' has several values"):
-        run_grid(several, score).heatmap()
-    with pytest.raises(ValueError, match="nothing to draw"):
-        run_grid(GRID, score, max_runs=0).heatmap()

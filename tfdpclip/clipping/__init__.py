@@ -10,7 +10,7 @@ a clip rule" in docs/architecture.md.
 """
 
 from tfdpclip.clipping.base import ClipRule, register_rule, registered_rules
-from tfdpclip.clipping.groups import Groups, layer_of, make_groups
+from tfdpclip.clipping.groups import Groups, make_groups
 from tfdpclip.clipping.interface import bound_rule
 from tfdpclip.clipping.layerwise import GroupedRule, LayerwiseClip
 from tfdpclip.clipping.public_norms import PublicNormClip, ScaledClip
@@ -35,7 +35,6 @@ __all__ = [
     "ScaledClip",
     "as_rule",
     "bound_rule",
-    "layer_of",
     "make_groups",
     "register_rule",
     "registered_rules",

@@ -13,10 +13,9 @@ from tfdpclip import _arguments
 from tfdpclip._data import as_batches, check_data
 from tfdpclip._docs import TracedError, see
 from tfdpclip._variables import all_unwrapped, unwrapped
-from tfdpclip.clipping import layer_of
-from tfdpclip.gradients import PerExampleGradients
-from tfdpclip.gradients.loss import drawn_rows
+from tfdpclip.clipping import make_groups
 from tfdpclip.keras import _compat, replicas
+from tfdpclip.keras.gradient_meter import GradientMeter
 from tfdpclip.keras.isolation import check_model
 from tfdpclip.keras.watching.private_state import PUBLIC_COPY
 from tfdpclip.keras.watching.public_claims import DATA
@@ -176,46 +175,15 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
         return [layer for layer in found if isinstance(layer, kind) and layer.trainable]
 
 
-class _NormMeter:
-    """Mean per-example gradient norms of a compiled model."""
-
-    def __init__(self, model: tf.keras.Model, assignment: list[int]):
-        if getattr(model, "optimizer", None) is None:
-            raise ValueError("The model has no loss yet: call model.compile first.")
-        self._model = model
-        self._assignment = assignment
-        self._measure = replicas.in_replicas(model, self._graph)
-
-    def _graph(self, x, y, sample_weight):
-        # Inference mode: in training mode batch normalisation mixes examples.
-        predicted = self._model(x, training=False)
-        loss = self._model.compute_loss(x, y, predicted, sample_weight)
-        variables = all_unwrapped(self._model.trainable_variables)
-        with replicas.mark_loss_ops(), drawn_rows.given_element(None):
-            gradients = PerExampleGradients(loss, variables, replicas=replicas.count())
-        norms = gradients.record_norms(self._assignment)
-        counted = tf.cast(gradients.present, norms.dtype)[:, tf.newaxis]
-        return tf.reduce_sum(norms * counted, 0), tf.reduce_sum(counted)
-
-    def __call__(self, data: Any, batch_size: int) -> np.ndarray:
-        # Computing the loss updates the model's own metrics, which are restored below.
-        metrics = [v for metric in self._model.metrics for v in metric.variables]
-        before = [v.numpy() for v in metrics]
-        total, count = 0.0, 0.0
-        for x, y, sample_weight in _batches(data, batch_size):
-            sums, present = self._measure(x, y, sample_weight)
-            total = total + sums.numpy().astype(np.float64)
-            count += float(present)
-        for variable, value in zip(metrics, before, strict=True):
-            variable.assign(value)
-        if count == 0:
-            raise ValueError("data has no examples to measure gradient norms on.")
-        if not np.isfinite(total).all():
-            raise ValueError(
-                "The gradient norms on the public data are not finite: look for NaN "
-                "or infinite values in the data, or for weights that have diverged."
-            )
-        return total / count
+def _mean_norms(meter: GradientMeter, data: Any, batch_size: int) -> np.ndarray:
+    """The mean gradient norm of each group, `[L]`."""
+    norms = meter.norms(data, batch_size=batch_size).by_group
+    if not np.isfinite(norms).all():
+        raise ValueError(
+            "The gradient norms on the public data are not finite: look for NaN or "
+            "infinite values in the data, or for weights that have diverged."
+        )
+    return norms.mean(axis=0, dtype=np.float64)
 
 
 def public_gradient_norms(
@@ -241,10 +209,9 @@ def public_gradient_norms(
     check_data("data", data)
     batch_size = _arguments.integer("batch_size", batch_size, minimum=1)
     _build(model, data, batch_size)
-    layers = [layer_of(name) for name in _compat.names_of(model.trainable_variables)]
-    names = list(dict.fromkeys(layers))
-    meter = _NormMeter(model, [names.index(layer) for layer in layers])
-    return dict(zip(names, meter(data, batch_size).tolist(), strict=True))
+    groups = make_groups(None, _compat.names_of(model.trainable_variables))
+    norms = _mean_norms(GradientMeter(model, groups=groups), data, batch_size)
+    return dict(zip(groups.names, norms.tolist(), strict=True))
 
 
 def _build(model: tf.keras.Model, data: Any, batch_size: int) -> None:
@@ -279,7 +246,7 @@ class PublicGradientNorms(tf.keras.callbacks.Callback):
         if not (isinstance(every, str) and every == "epoch"):
             every = _arguments.integer("every", every, minimum=1)
         self._every = every
-        self._meter: _NormMeter | None = None
+        self._meter: GradientMeter | None = None
 
     @property
     def norms(self) -> dict[str, float]:
@@ -300,12 +267,12 @@ class PublicGradientNorms(tf.keras.callbacks.Callback):
             optimizer.build(model.trainable_variables)
         layout = optimizer.public_layout
         self._names = layout.names
-        self._meter = _NormMeter(model, list(layout.assignment))
+        self._meter = GradientMeter(model, groups=layout)
         self.update()
 
     def update(self) -> None:
         """Measures the norms, and gives them to the optimizer."""
-        norms = self._meter(self._data, self._batch_size)
+        norms = _mean_norms(self._meter, self._data, self._batch_size)
         self._norms = dict(zip(self._names, norms.tolist(), strict=True))
         self.model.optimizer.set_public_norms(norms)
         self._measured_at = int(self.model.optimizer.iterations.numpy())

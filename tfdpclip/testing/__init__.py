@@ -10,7 +10,6 @@ from tfdpclip.testing.federated import (
 )
 from tfdpclip.testing.lower_bounds import one_run_lower_bound
 from tfdpclip.testing.noise import NoiseReport, assert_noise
-from tfdpclip.testing.op_flows import assert_op_flow
 from tfdpclip.testing.sensitivity import SensitivityReport, assert_sensitivity
 
 __all__ = [
@@ -25,7 +24,6 @@ __all__ = [
     "assert_exact",
     "assert_isolated",
     "assert_noise",
-    "assert_op_flow",
     "assert_sensitivity",
     "audit",
     "audit_aggregator",

@@ -12,9 +12,8 @@ import tensorflow as tf
 
 from tfdpclip import _arguments, pictures
 from tfdpclip._variables import all_unwrapped, unwrapped
-from tfdpclip.gradients import PerExampleGradients
-from tfdpclip.gradients.loss import drawn_rows
 from tfdpclip.keras import _compat
+from tfdpclip.keras.gradient_meter import GradientMeter
 from tfdpclip.testing.lower_bounds import (
     MOST_CANARIES,
     check_level,
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 
 # The largest number of canaries in a message.
 _MOST_SUGGESTED = 2**17
+# Shorter gradients have no direction.
+_SHORTEST = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -374,34 +375,20 @@ class _CanaryWatch(tf.keras.callbacks.Callback):
         # A train function that was traced before would bypass the watch.
         self.model.train_function = None
         self.model.make_train_function()
-        self._directions = tf.function(self._directions_graph)
+        self._meter = GradientMeter(self.model)
 
     def on_train_end(self, logs=None):
         del logs
         _compat.unwatch_updates(self.model.optimizer)
         self.model.train_function = None
 
-    def _directions_graph(self, x, y):
-        predicted = self.model(x, training=False)
-        loss = self.model.compute_loss(x, y, predicted)
-        variables = self.model.trainable_variables
-        with drawn_rows.given_element(None):
-            gradients = PerExampleGradients(loss, variables, check_gradients="never")
-        flat = [
-            tf.reshape(part, [len(self.scores), -1])
-            for part in gradients.materialized()
-        ]
-        return tf.math.l2_normalize(tf.concat(flat, axis=1), axis=1)
-
     def on_train_batch_begin(self, batch, logs=None):
         del batch, logs
         for released in self._released:
             released.assign(tf.zeros_like(released))
-        metrics = [v for metric in self.model.metrics for v in metric.variables]
-        before = [v.numpy() for v in metrics]
-        self._now = self._directions(*self._data).numpy()
-        for variable, value in zip(metrics, before, strict=True):
-            variable.assign(value)
+        gradients = self._meter.gradients(self._data, batch_size=len(self.scores))
+        lengths = np.linalg.norm(gradients, axis=1, keepdims=True)
+        self._now = gradients / np.maximum(lengths, _SHORTEST)
 
     def on_train_batch_end(self, batch, logs=None):
         del batch, logs

@@ -117,10 +117,7 @@ def assert_aggregator_sensitivity(
                 name = f"A client ({kind}, round {start.number})"
                 noisy = kind in _COMPARED or kind.startswith("given")
                 value = rounds.value(vector)
-                distance = start.distance(value, name, absent, noisy)
-                worst = dataclasses.replace(worst, tried=worst.tried + 1)
-                if not distance <= worst.distance:
-                    worst = dataclasses.replace(worst, distance=distance, record=name)
+                worst = worst.after(start.distance(value, name, absent, noisy), name)
                 if not worst.ratio <= 1 + TOLERANCE + start.coarseness:
                     raise AssertionError(
                         f"{worst}. The round does not have the privacy it claims."

@@ -75,36 +75,23 @@ def as_type(value_type: Any) -> Any:
       ValueError: if `value_type` is none of these.
     """
     tff = modules().tff
-    if isinstance(value_type, tff.AnyType):
-        return value_type
+    with contextlib.suppress(TypeError):
+        return tff.to_type(value_type)
+
+    def described(array):
+        if not hasattr(array, "dtype"):
+            raise TypeError("An example consists of arrays.")
+        array = np.asarray(array)
+        return tff.TensorType(array.dtype.type, array.shape)
+
     try:
-        return tff.to_type(_described(value_type))
+        return tff.to_type(tf.nest.map_structure(described, value_type))
     except (TypeError, ValueError) as error:
         raise ValueError(
             "value_type must be a TFF type such as tff.to_type([(np.float32, [3, 2]), "
             "(np.float32, [2])]), or a structure of arrays that is an example of an "
             f"update, got {value_type!r}."
         ) from error
-
-
-def _described(value: Any) -> Any:
-    """An example with every array replaced by its dtype and shape."""
-    if isinstance(value, (np.ndarray, np.generic)) or tf.is_tensor(value):
-        array = np.asarray(value)
-        return (array.dtype.type, list(array.shape))
-    if isinstance(value, dict):
-        return type(value)((name, _described(part)) for name, part in value.items())
-    if isinstance(value, (list, tuple)) and any(map(_holds_arrays, value)):
-        return type(value)(_described(part) for part in value)
-    return value
-
-
-def _holds_arrays(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_holds_arrays, value.values()))
-    if isinstance(value, (list, tuple)):
-        return any(map(_holds_arrays, value))
-    return isinstance(value, (np.ndarray, np.generic)) or tf.is_tensor(value)
 
 
 class Dial:

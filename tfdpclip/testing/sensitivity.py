@@ -56,7 +56,8 @@ class SensitivityReport:
     def after(self, distance: float, record: str) -> SensitivityReport:
         """The worst neighbour, once a further neighbour was tried."""
         tried = self.tried + 1
-        if distance > self.distance:
+        # In this form a NaN is the worst.
+        if not distance <= self.distance:
             return SensitivityReport(distance, self.limit, record, tried)
         return dataclasses.replace(self, tried=tried)
 

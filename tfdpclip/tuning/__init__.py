@@ -13,14 +13,6 @@ from tfdpclip.accounting.batch_size import (
 )
 from tfdpclip.tuning.grid import Grid, GridPoint, geometric, run_grid
 from tfdpclip.tuning.grid_result import GridResult
-from tfdpclip.tuning.optimal_clip import (
-    ClipErrors,
-    FixedPoint,
-    OptimalClip,
-    clip_errors,
-    fixed_point_clip,
-    optimal_clip,
-)
 from tfdpclip.tuning.public import (
     PublicClip,
     Recipe,
@@ -37,12 +29,9 @@ from tfdpclip.tuning.search_privacy import (
 __all__ = [
     "BatchSizeAdvice",
     "BatchSizeNoise",
-    "ClipErrors",
-    "FixedPoint",
     "Grid",
     "GridPoint",
     "GridResult",
-    "OptimalClip",
     "PublicClip",
     "RandomStopping",
     "Recipe",
@@ -50,11 +39,8 @@ __all__ = [
     "TrainingPlan",
     "batch_size_advice",
     "batch_size_noise",
-    "clip_errors",
     "clip_from_public",
-    "fixed_point_clip",
     "geometric",
-    "optimal_clip",
     "run_grid",
     "search_privacy",
     "three_step_recipe",

@@ -1,21 +1,14 @@
-"""The results of a grid: the best settings, tables and pictures."""
+"""The results of a grid: the best settings, and tables."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from tfdpclip import pictures
 from tfdpclip.tuning.search_privacy import SearchStatement
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-# The settings of a heat map: two on its axes, and the tuned one.
-_DRAWN = ("clip_norm", "batch_size", "learning_rate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,82 +97,6 @@ class GridResult:
             raise ValueError("No run has ended yet, so there is no best run.")
         return max(rows, key=self._value)
 
-    def heatmap(
-        self,
-        path: Any = None,
-        *,
-        label: str | None = None,
-        title: str | None = None,
-    ) -> Figure:
-        """Draws the score over clip norm and batch size, at the best learning rate.
-
-        As Figure 1 of Rehn et al. (2025). All further settings must have one value.
-        Needs matplotlib (the extra "plots").
-
-        Args:
-          path: the file for the picture; None for not saving it.
-          label: the name of the score in the picture, with its unit.
-          title: a title.
-
-        Returns:
-          The figure.
-
-        Raises:
-          ValueError: if there is nothing to draw.
-        """
-        rows = self.best_at(("clip_norm", "batch_size"))
-        if not rows:
-            raise ValueError("There is nothing to draw: no run has ended yet.")
-        extra = [
-            name
-            for name in self.settings
-            if name not in _DRAWN and len({row[name] for row in self.rows}) > 1
-        ]
-        if extra:
-            raise ValueError(
-                f"heatmap: {extra[0]!r} has several values; draw the rows of one: "
-                "dataclasses.replace(result, rows=[...]).heatmap()."
-            )
-        clips = _ordered({row["clip_norm"] for row in rows})
-        sizes = _ordered({row["batch_size"] for row in rows})
-        values = np.full([len(sizes), len(clips)], np.nan)
-        for row in rows:
-            place = sizes.index(row["batch_size"]), clips.index(row["clip_norm"])
-            values[place] = row["mean"]
-        figure, axes = pictures.new(
-            2.6 + 0.8 * len(clips), 1.9 + 0.5 * len(sizes), grid=None
-        )
-        ax = axes[0, 0]
-        image = ax.imshow(
-            values, origin="lower", aspect="auto", cmap=pictures.SEQUENTIAL
-        )
-        finite = values[np.isfinite(values)]
-        middle = (finite.min() + finite.max()) / 2 if finite.size else 0.0
-        best = finite.max() if self.maximize else finite.min()
-        digits = _digits(finite)
-        for (i, j), value in np.ndenumerate(values):
-            text = "–" if math.isnan(value) else f"{value:.{digits}f}"
-            ax.text(
-                j,
-                i,
-                text,
-                ha="center",
-                va="center",
-                fontsize=8.5,
-                fontweight="bold" if value == best else "normal",
-                color="black" if value > middle or math.isnan(value) else "white",
-            )
-        ax.set_xticks(range(len(clips)), [_shown(c) for c in clips])
-        ax.set_yticks(range(len(sizes)), [_shown(s) for s in sizes])
-        ax.set_xlabel("clip norm")
-        ax.set_ylabel("expected batch size (records)")
-        name = self.metric if label is None else label
-        figure.colorbar(image, ax=ax, label=_sentence(f"{name}, mean of repeats"))
-        pictures.title(figure, title or _sentence(f"{name} at the best learning rate"))
-        if self.only_best:
-            pictures.note(figure, "not to be released: the search's privacy needs that")
-        return pictures.finish(figure, path)
-
     def best_at(
         self, names: tuple[str, ...], metric: str | None = None
     ) -> list[dict[str, Any]]:
@@ -240,24 +157,3 @@ class GridResult:
         """The key for `max`: NaN is the worst."""
         mean = row["mean"] if self.maximize else -row["mean"]
         return -math.inf if math.isnan(mean) else mean
-
-
-def _ordered(values) -> list:
-    """Numbers by size, then names ("full" is larger than any size)."""
-    return sorted(values, key=lambda v: (isinstance(v, str), v))
-
-
-def _shown(value) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
-
-
-def _digits(values) -> int:
-    """The number of digits that tells scores apart, three at most for scores near 1."""
-    if not len(values):
-        return 3
-    size = float(np.max(np.abs(values)))
-    return 3 if size <= 2 else max(0, 3 - math.ceil(math.log10(size)))
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -73,8 +73,8 @@ def clip_from_public(
       public_data: (x, y), or a `tf.data.Dataset` of batches.
       batch_size: for arrays.
       max_examples: use no more than this many.
-      **options: as for `tfdpclip.diagnostics.GradientMeter`: `loss`, `variables`,
-        `groups`, `training`.
+      **options: as for `tfdpclip.diagnostics.GradientMeter`: `variables`, `groups`,
+        `training`.
 
     Returns:
       Quantiles of the norms, and a grid of clip norms.
@@ -83,7 +83,7 @@ def clip_from_public(
       ValueError: if there are no data, a norm is not finite, or all are zero.
     """
     from tfdpclip._data import check_data
-    from tfdpclip.diagnostics.gradients import GradientMeter
+    from tfdpclip.keras.gradient_meter import GradientMeter
 
     check_data("public_data", public_data, "(x, y)")
     meter = GradientMeter(model, **options)

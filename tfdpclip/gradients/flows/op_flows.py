@@ -71,7 +71,7 @@ def op_flow(kind: str, flow: str = "rows") -> None:
 
     A loss with an op that the table of ops does not know trains one example at a time.
     With this statement the loss trains as a batch. The library trusts the statement: a
-    false statement voids the guarantee. `tfdpclip.testing.assert_op_flow` tests it.
+    false statement voids the guarantee. `tfdpclip.testing.assert_isolated` finds one.
 
     Args:
       kind: the op's type, such as ``"Igamma"``: ``tensor.op.type``.

@@ -6,12 +6,12 @@ import pathlib
 import numpy as np
 import pytest
 
-from tests.diagnostics.models import digits, regression
-from tfdpclip.diagnostics import (
+from keras_examples.class_weights import (
     class_accuracy,
     class_weights,
     retained_weight,
 )
+from tests.diagnostics.models import digits, regression
 
 _FILE = pathlib.Path(__file__).parents[1] / "data" / "clipping_cases.json"
 (ORACLE,) = [
@@ -106,19 +106,3 @@ def test_accuracy():
     assert one.classes.tolist() == [0, 2] and one.accuracy.tolist() == [0.75, 0.5]
     assert (one.macro, one.micro) == (0.625, pytest.approx(4 / 6))
     assert class_accuracy([1, 0, 2], [1, 1, 1]).order.tolist() == [0, 1, 2]
-
-
-def test_bad_arguments():
-    for bad in (0.0, np.nan, -1.0, True):
-        with pytest.raises(ValueError, match="clip_norm"):
-            retained_weight([1.0], bad)
-        with pytest.raises(ValueError, match="clip_norms"):
-            class_weights([1.0], [0], [bad])
-    with pytest.raises(ValueError, match="norms"):
-        retained_weight([-1.0], 1.0)
-    with pytest.raises(ValueError, match="labels"):
-        class_weights([1.0], [0, 1], [1.0])
-    with pytest.raises(ValueError, match="must not be empty"):
-        class_weights([], [], [1.0])
-    with pytest.raises(ValueError, match="correct"):
-        class_accuracy([], [])

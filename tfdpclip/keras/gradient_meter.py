@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip import _arguments
+from tfdpclip import _arguments, _progress
+from tfdpclip._data import as_batches, check_data
 from tfdpclip._variables import all_unwrapped
-from tfdpclip.clipping.groups import make_groups, normalize_groups
-from tfdpclip.diagnostics._passes import batches, classes, run, untouched_metrics
+from tfdpclip.clipping.groups import Groups, make_groups, normalize_groups
 from tfdpclip.gradients import PerExampleGradients
 from tfdpclip.gradients.loss import drawn_rows
 from tfdpclip.keras import _compat, replicas
@@ -31,17 +32,11 @@ class GradientNorms:
       norms: `[n]`, the norm of each example's gradient over all variables.
       by_group: `[n, L]`, the norms over each group of variables.
       groups: the L groups' names.
-      labels: `[n]`, the class of each example; None if the targets are no classes.
-      correct: `[n]`, whether the prediction is right; None without classes.
-      indices: `[n]`, the examples' positions in the data.
     """
 
     norms: np.ndarray
     by_group: np.ndarray
     groups: tuple[str, ...]
-    labels: np.ndarray | None
-    correct: np.ndarray | None
-    indices: np.ndarray
 
     def __len__(self) -> int:
         return len(self.norms)
@@ -61,36 +56,31 @@ class GradientMeter:
     model, its metrics and its optimizer are left as they are.
 
     Args:
-      model: a Keras model.
-      loss: ``loss(y, predictions)`` -> one loss per example; the compiled loss by
-        default.
+      model: a compiled Keras model.
       variables: which variables; all trainable ones by default. A layer's
         `trainable_variables`, say, for the head alone.
-      groups: how to group variables for norms by group, as in `LayerwiseClip`; one
-        group for each layer by default.
+      groups: how to group variables for norms by group, as in `LayerwiseClip`, or the
+        groups; one group for each layer by default.
       training: whether to run the model in training mode (dropout on). Batch
         normalisation must not combine examples.
 
     Raises:
-      ValueError: if the model is not compiled and there is no `loss`.
+      ValueError: if the model is not compiled.
     """
 
     def __init__(
         self,
         model: tf.keras.Model,
         *,
-        loss: Callable | None = None,
         variables: Sequence[tf.Variable] | None = None,
         groups: Any = None,
         training: bool = False,
     ):
-        if loss is None and not _compat.is_compiled(model):
+        if not _compat.is_compiled(model):
             raise ValueError(
-                "loss is missing and the model is not compiled: pass "
-                "loss=lambda y, p: ..., giving one loss per example."
+                "The model has no loss yet: call model.compile first, for example "
+                'model.compile(loss="sparse_categorical_crossentropy").'
             )
-        if loss is not None and not isinstance(loss, tf.keras.losses.Loss):
-            _arguments.function("loss", loss, 2)
         if variables is not None:
             variables = _arguments.items("variables", variables)
             variables = all_unwrapped(variables)
@@ -100,8 +90,10 @@ class GradientMeter:
                     f"{_arguments.shown(variables)}."
                 )
         self._training = _arguments.boolean("training", training)
-        self._model, self._loss = model, loss
-        self._given, self._spec = variables, normalize_groups(groups)
+        self._model = model
+        self._given, self._spec = variables, groups
+        if not isinstance(groups, Groups):
+            self._spec = normalize_groups(groups)
         self._norm_graph = replicas.in_replicas(model, self._norms)
         self._gradient_graph = replicas.in_replicas(model, self._gradients)
 
@@ -136,26 +128,17 @@ class GradientMeter:
           ValueError: if there are no examples.
         """
         found: list[tuple[np.ndarray, ...]] = []
-        with untouched_metrics(self._model):
-            for x, y, weight, places in batches(data, batch_size, max_examples):
-                total, grouped, predicted = run(self._norm_graph, x, y, weight)
-                labels, correct = classes(y, predicted)
-                kept = np.ones(len(places), bool)
+        with _untouched_metrics(self._model):
+            for x, y, weight in self._batches(data, batch_size, max_examples):
+                parts = [part.numpy() for part in _run(self._norm_graph, x, y, weight)]
+                kept = np.ones(len(parts[0]), bool)
                 if weight is not None:
-                    kept = np.reshape(np.asarray(weight), [len(places), -1]).any(axis=1)
-                row = (total.numpy(), grouped.numpy(), labels, correct, places)
-                found.append(
-                    tuple(None if part is None else part[kept] for part in row)
-                )
+                    kept = np.reshape(np.asarray(weight), [len(kept), -1]).any(axis=1)
+                found.append(tuple(part[kept] for part in parts))
         if not found:
             raise ValueError("data has no examples to measure gradient norms on.")
-        columns = [
-            None if any(p is None for p in parts) else np.concatenate(parts)
-            for parts in zip(*found, strict=True)
-        ]
-        names = make_groups(self._spec, _compat.names_of(self.variables)).names
-        norms, by_group, labels, correct, indices = columns
-        return GradientNorms(norms, by_group, names, labels, correct, indices)
+        norms, by_group = map(np.concatenate, zip(*found, strict=True))
+        return GradientNorms(norms, by_group, self._groups().names)
 
     def chunks(
         self, data: Any, *, batch_size: int = 64, max_examples: int | None = None
@@ -173,9 +156,9 @@ class GradientMeter:
         """
 
         def read():
-            with untouched_metrics(self._model):
-                for x, y, weight, _ in batches(data, batch_size, max_examples):
-                    yield run(self._gradient_graph, x, y, weight).numpy()
+            with _untouched_metrics(self._model):
+                for x, y, weight in self._batches(data, batch_size, max_examples):
+                    yield _run(self._gradient_graph, x, y, weight).numpy()
 
         return read
 
@@ -186,36 +169,77 @@ class GradientMeter:
         read = self.chunks(data, batch_size=batch_size, max_examples=max_examples)
         return np.concatenate(list(read()))
 
+    def _groups(self) -> Groups:
+        if isinstance(self._spec, Groups):
+            return self._spec
+        return make_groups(self._spec, _compat.names_of(self.variables))
+
+    def _batches(self, data, batch_size, max_examples):
+        """(x, y, sample_weight) for each batch."""
+        check_data("data", data, "arrays, (x, y)")
+        size = _arguments.integer("batch_size", batch_size, 1)
+        limit = _arguments.optional(_arguments.integer, "max_examples", max_examples, 1)
+        if isinstance(data, list):
+            data = tuple(data)
+        start = 0
+        elements = as_batches("data", data, size)
+        total = int(elements.cardinality())
+        if limit is not None:  # batches of a data set may be of any size
+            total = -1 if elements is data else min(total, -(-limit // size))
+        total = None if total < 0 else total
+        for element in _progress.bar(elements, title="pass", unit="batch", total=total):
+            x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(element)
+            if y is None and _compat.compiled_loss_of(self._model) is not None:
+                raise ValueError("data has no targets: give (x, y).")
+            count = int(tf.nest.flatten(x)[0].shape[0])
+            if limit is not None and start + count > limit:
+                left = limit - start
+                x, y, weight = tf.nest.map_structure(
+                    lambda t, left=left: t if t is None else t[:left], (x, y, weight)
+                )
+                count = left
+            if count:
+                yield x, y, weight
+            start += count
+            if limit is not None and start >= limit:
+                return
+
     def _engine(self, x, y, weight):
         predicted = self._model(x, training=self._training)
-        if self._loss is None:
-            loss = self._model.compute_loss(x, y, predicted, weight)
-        else:
-            loss = tf.convert_to_tensor(self._loss(y, predicted))
-            if loss.shape.rank == 0:
-                raise ValueError(
-                    "loss must give one loss per example, got a scalar: use "
-                    "reduction='none'."
-                )
-            loss = tf.reduce_mean(tf.reshape(loss, [tf.shape(loss)[0], -1]), axis=1)
-            if weight is not None:
-                weight = tf.reshape(tf.cast(weight, loss.dtype), [-1])
-                loss = loss * weight
+        loss = self._model.compute_loss(x, y, predicted, weight)
         with replicas.mark_loss_ops(), drawn_rows.given_element(None):
-            engine = PerExampleGradients(
-                loss, self.variables, replicas=replicas.count()
-            )
-        return engine, predicted
+            return PerExampleGradients(loss, self.variables, replicas=replicas.count())
 
     def _norms(self, x, y, weight):
-        engine, predicted = self._engine(x, y, weight)
-        groups = make_groups(self._spec, _compat.names_of(self.variables))
-        return engine.norms, engine.record_norms(groups.assignment), predicted
+        engine = self._engine(x, y, weight)
+        return engine.norms, engine.record_norms(self._groups().assignment)
 
     def _gradients(self, x, y, weight):
-        engine, _ = self._engine(x, y, weight)
-        parts = engine.materialized()
+        parts = self._engine(x, y, weight).materialized()
         count = tf.shape(parts[0])[0]
         return tf.concat(
             [tf.reshape(tf.cast(p, tf.float32), [count, -1]) for p in parts], axis=1
         )
+
+
+def _run(graph, x, y, weight):
+    """Calls a graph that is traced once for all sizes of batches."""
+
+    def any_size(value):
+        if value is None:
+            return None
+        return tf.TensorSpec([None, *value.shape[1:]], value.dtype)
+
+    graph.get_concrete_function(*tf.nest.map_structure(any_size, (x, y, weight)))
+    return graph(x, y, weight)
+
+
+@contextlib.contextmanager
+def _untouched_metrics(model: tf.keras.Model) -> Iterator[None]:
+    """Computing the compiled loss adds to the model's metrics: puts them back."""
+    before = {id(v): v.numpy() for m in model.metrics for v in m.variables}
+    try:
+        yield
+    finally:
+        for variable in (v for m in model.metrics for v in m.variables):
+            variable.assign(before.get(id(variable), tf.zeros_like(variable)))

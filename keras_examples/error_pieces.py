@@ -8,11 +8,8 @@ gradients over the records with norm v_k and above.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
-
-from tfdpclip import _arguments
 
 # The number of entries in a block of cumulative sums.
 _BLOCK = 2**22
@@ -37,17 +34,6 @@ class Best:
         if (least, at) < (self.mse, self.clip_norm):
             self.mse, self.clip_norm = float(least), at
             self.kind = "zero" if at == 0 else kind
-
-
-def check_gradients(gradients: Any) -> np.ndarray:
-    """`gradients` as an array `[B, D]` in double precision, or an error."""
-    rows = _arguments.floats("gradients", gradients)
-    if rows.ndim != 2:
-        raise ValueError(
-            "gradients must be [B, D], one gradient per row, got shape "
-            f"{rows.shape}. Flatten and join the gradients of all variables first."
-        )
-    return rows
 
 
 class Problem:

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from tfdpclip import _arguments
-from tfdpclip.diagnostics.symmetry import SymmetryScore, symmetry_score
+from keras_examples.symmetry import SymmetryScore, symmetry_score
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,17 +124,12 @@ class GradientGeometry:
             points = self.residuals / np.where(lengths > 0, lengths, 1.0)
         else:
             raise ValueError(
-                'of must be "residuals", "directions" or "gradients", got '
-                f"{_arguments.shown(of)}."
+                f'of must be "residuals", "directions" or "gradients", got {of!r}.'
             )
         return [symmetry_score(p, permutations, most=most, seed=seed) for p in points]
 
     def clipping_bias(self, clip_norm: float) -> ClippingBias:
-        """The effect of clipping at `clip_norm` on progress, in the full space.
-
-        Raises:
-          ValueError: if `clip_norm` is not a finite number above 0.
-        """
+        """The effect of clipping at `clip_norm` on progress, in the full space."""
         return _bias(
             self.norms, self.inner, self.mean_norm, self.residual_norms, clip_norm
         )
@@ -199,19 +193,9 @@ def gradient_geometry(
     >>> bool(found.cosines.min() > 0)
     True
     """
-    count = _arguments.integer("projections", projections, 1, 10**4)
-    read = _reader(gradients)
+    count, read = projections, _reader(gradients)
     total, examples = 0.0, 0
-    chunks = read()
-    if not hasattr(chunks, "__iter__"):
-        raise ValueError(
-            "gradients: the function must return an iterator over chunks, got "
-            f"{_arguments.shown(chunks)}."
-        )
-    for chunk in chunks:
-        chunk = _arguments.floats("gradients", chunk)
-        if chunk.ndim != 2:
-            raise ValueError(f"gradients: chunks must be [b, D], got {chunk.shape}.")
+    for chunk in read():
         if not np.all(np.isfinite(chunk)):
             raise ValueError("gradients has entries that are not finite.")
         total = total + np.sum(chunk, axis=0, dtype=np.float64)
@@ -219,7 +203,7 @@ def gradient_geometry(
     if not examples:
         raise ValueError("gradients has no examples.")
     mean = total / examples
-    rng = np.random.default_rng(_arguments.integer("seed", seed))
+    rng = np.random.default_rng(seed)
     matrices = rng.standard_normal((len(mean), 2 * count), np.float32) / np.sqrt(2)
     parts: list[tuple[np.ndarray, ...]] = []
     for chunk in read():
@@ -236,8 +220,8 @@ def gradient_geometry(
 
 def _reader(gradients) -> Callable[[], Iterable[np.ndarray]]:
     if callable(gradients):
-        return _arguments.function("gradients", gradients, 0)
-    whole = _arguments.floats("gradients", gradients)
+        return gradients
+    whole = np.asarray(gradients, np.float64)
     if whole.ndim != 2:
         raise ValueError(
             f"gradients must be [n, D], one gradient per row, got {whole.shape}."
@@ -246,8 +230,7 @@ def _reader(gradients) -> Callable[[], Iterable[np.ndarray]]:
 
 
 def _bias(norms, inner, mean_norm, residuals, clip_norm) -> ClippingBias:
-    c = _arguments.positive("clip_norm", clip_norm)
-    squared = mean_norm**2
+    c, squared = float(clip_norm), mean_norm**2
     here = inner * c / np.maximum(norms, c)
     # v - xi = 2 v - g is the mirror image of g.
     mirrored = np.sqrt(np.maximum(4 * squared - 4 * inner + norms**2, 0.0))

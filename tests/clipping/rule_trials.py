@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,19 +18,38 @@ UNALIGNED = 4 * ROUNDING
 _NOT_FINITE = (np.inf, -np.inf, np.nan)
 # The expected number of records in a step, for the defaults of counts.
 _RECORDS = 100.0
+# Norms drawn from all magnitudes for each state and type.
+_COUNT = 500
 # How many of the groups, and of the records, are tested alone.
 _ALONE = 4
 
 
-def first_states(rule: ClipRule) -> Iterator[Any]:
-    """The rule's first state, or its states for several public norms."""
-    state = rule.initial_state()
-    if not rule.takes_public_norms or bool(rule.knows_norms(state)):
-        yield state
-        return
-    count = groups_of(rule)
-    for norms in (np.logspace(0, 6, count), np.eye(1, count)[0], np.zeros(count)):
-        yield rule.with_public_norms(state, norms.astype(np.float32))
+def check_bounded(
+    rule: ClipRule, states: Sequence[Any], draw: np.random.Generator
+) -> None:
+    """Checks a rule of the library in these states, for adversarial norms."""
+    kinds = [np.float32, np.float64]
+    if not rule.has_groups:
+        kinds += [np.float16, tf.bfloat16.as_numpy_dtype]
+    for i, state in enumerate(states):
+        for dtype in kinds:
+            trial = Trial(rule, state, dtype, drawn(rule, dtype, draw))
+            # Coupling shows in every state, and is slow to test, so one state suffices.
+            fault = trial.fault() or (trial.coupling() if not i else None)
+            assert fault is None, f"{rule}: {fault}"
+
+
+def drawn(rule: ClipRule, dtype: Any, draw: np.random.Generator) -> np.ndarray:
+    """Norms of all magnitudes, `[B]` or `[B, L]`."""
+    low, high = (-330, 308) if dtype == np.float64 else (-46, 38)
+    groups = groups_of(rule)
+    size = (_COUNT, groups) if groups else (_COUNT,)
+    norms = 10.0 ** draw.uniform(low, high, size)
+    # Half of the norms are in the usual range of training.
+    norms[::2] = 10.0 ** draw.uniform(-4, 4, norms[::2].shape)
+    if groups:
+        norms[1::4] *= draw.integers(0, 2, norms[1::4].shape)
+    return norms
 
 
 def groups_of(rule: ClipRule) -> int:

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from tests.accounting.joint_noise import effective_noise_multiplier
 from tfdpclip import accounting
 from tfdpclip.clipping import LayerwiseClip, QuantileClip
 
@@ -73,6 +72,8 @@ class TestConversion:
         assert accounting.gdp_epsilon(0.0, 1e-5) == 0.0
         assert accounting.gdp_epsilon(math.inf, 1e-5) == math.inf
         assert accounting.gdp_delta(0.0, 0.0) == 0.0
+        assert accounting.gdp_tradeoff(0.0, 0.3) == pytest.approx(0.7)
+        np.testing.assert_array_equal(accounting.gdp_tradeoff(1.0, [0.0, 1.0]), [1, 0])
 
     def test_mu_without_epsilon(self):
         # At epsilon 0, delta = 2 Phi(mu/2) - 1.
@@ -84,6 +85,7 @@ class TestConversion:
             (lambda: accounting.gdp_delta(value, 1.0), "mu"),
             (lambda: accounting.gdp_delta(1.0, value), "epsilon"),
             (lambda: accounting.gdp_mu(value, 1e-5), "epsilon"),
+            (lambda: accounting.gdp_tradeoff(value, 0.5), "mu"),
             (lambda: accounting.gdp_compose([1.0, value]), "mus"),
             (lambda: accounting.layerwise_gdp_mu(value, 3), "sigma"),
             (lambda: accounting.layerwise_gdp_mu(1.0, [1.0, value]), "layers"),
@@ -92,6 +94,10 @@ class TestConversion:
         ):
             with pytest.raises(ValueError, match=name):
                 call()
+        with pytest.raises(ValueError, match="alpha"):
+            accounting.gdp_tradeoff(1.0, 1.1)
+        with pytest.raises(ValueError, match="alpha"):
+            accounting.gdp_tradeoff(1.0, math.nan)
 
 
 class TestNoiseSplit:
@@ -105,12 +111,14 @@ class TestNoiseSplit:
     def test_inverse(self, z, stddevs):
         z_g = accounting.split_noise_multiplier(z, stddevs)
         assert z_g >= z
-        assert effective_noise_multiplier(z_g, stddevs) == pytest.approx(z, rel=1e-12)
+        assert accounting.effective_noise_multiplier(z_g, stddevs) == pytest.approx(
+            z, rel=1e-12
+        )
         for groups in (1, 4):
             parts = [z_g * math.sqrt(groups)] * groups
-            assert effective_noise_multiplier(parts, stddevs) == pytest.approx(
-                z, rel=1e-12
-            )
+            assert accounting.effective_noise_multiplier(
+                parts, stddevs
+            ) == pytest.approx(z, rel=1e-12)
 
     @pytest.mark.parametrize("z", [0.01, 0.5, 1.0, 3.7])
     @pytest.mark.parametrize("groups", [1, 4])
@@ -127,7 +135,7 @@ class TestNoiseSplit:
                 assert stddevs == rule.count_stddevs(m)
             z_g = accounting.split_noise_multiplier(z, stddevs)
             assert z <= z_g <= math.sqrt(2) * z * (1 + 1e-12)
-            again = effective_noise_multiplier(z_g, stddevs)
+            again = accounting.effective_noise_multiplier(z_g, stddevs)
             assert again == pytest.approx(z, rel=1e-12)
 
     def test_a_chosen_count_keeps_its_noise_and_defaults_share_what_it_leaves(self):
@@ -161,6 +169,8 @@ class TestNoiseSplit:
 
     def test_no_noise(self):
         assert accounting.split_noise_multiplier(0.0, [0.001]) == 0.0
+        assert accounting.effective_noise_multiplier(0.0, [1.0]) == 0.0
+        assert accounting.effective_noise_multiplier(1.0, [0.0]) == 0.0
 
     def test_infeasible_says_what_would_work(self):
         with pytest.raises(ValueError, match=r"count_stddevs\[0\] = 0.1") as info:
@@ -187,3 +197,7 @@ class TestNoiseSplit:
             accounting.split_noise_multiplier(value, [1.0])
         with pytest.raises(ValueError, match=r"count_stddevs\[1\]"):
             accounting.split_noise_multiplier(1.0, [1.0, value])
+        with pytest.raises(ValueError, match="count_stddevs"):
+            accounting.effective_noise_multiplier(1.0, [value])
+        with pytest.raises(ValueError, match="gradient_noise_multiplier"):
+            accounting.effective_noise_multiplier([1.0, value])

@@ -12,7 +12,6 @@ import pytest
 from dp_accounting.rdp import rdp_privacy_accountant
 from scipy import integrate, stats
 
-from tests.accounting.joint_noise import effective_noise_multiplier
 from tfdpclip import accounting, sampling
 from tfdpclip.accounting import _rdp
 from tfdpclip.sampling import events
@@ -45,6 +44,7 @@ def test_every_case_is_used():
         "001/table1_strict/",
         "001/fig2_eps/",
         "002/sigma/",
+        "004/G/",
         "004/layers/",
         "004/h/",
         "004/mu/",
@@ -53,7 +53,7 @@ def test_every_case_is_used():
         "acct/",
     )
     assert all(case["name"].startswith(prefixes) for case in _CASES)
-    assert len(_CASES) == 126
+    assert len(_CASES) == 129
 
 
 @_cases("001/thm1/")
@@ -63,7 +63,9 @@ def test_noise_split(case):
         with pytest.raises(ValueError, match="too precise"):
             accounting.split_noise_multiplier(inputs["z"], [inputs["sigma_b"]])
     elif "effective_noise_multiplier" in expected:
-        z = effective_noise_multiplier(inputs["z_delta"], [inputs["sigma_b"]])
+        z = accounting.effective_noise_multiplier(
+            inputs["z_delta"], [inputs["sigma_b"]]
+        )
         _check(case, effective_noise_multiplier=z)
     else:
         z_g = accounting.split_noise_multiplier(inputs["z"], [inputs["sigma_b"]])
@@ -137,6 +139,17 @@ def test_calibration_of_transfer_learning_runs(case):
         computed["mu"] = accounting.gdp_mu(inputs["epsilon"], inputs["delta"])
     assert computed.keys() == expected.keys()
     _check(case, **computed)
+
+
+@_cases("004/G/")
+def test_tradeoff_function(case):
+    mu, alpha = case["inputs"]["mu"], np.array(case["inputs"]["alpha"])
+    fixed_point = case["expected"]["fixed_point"]
+    _check(
+        case,
+        beta=list(accounting.gdp_tradeoff(mu, alpha)),
+        fixed_point=accounting.gdp_tradeoff(mu, fixed_point),
+    )
 
 
 @_cases("004/layers/")

@@ -16,6 +16,7 @@ from tests.keras.helpers import (
     mostly_slow,
     some_data,
 )
+from tfdpclip import accounting
 from tfdpclip.clipping import AutomaticClip, FixedClip, QuantileClip
 
 RULES = {
@@ -71,6 +72,10 @@ def test_the_accountants_number_is_not_the_enlarged_one(z, stddev):
     assert optimizer.gradient_noise_multiplier > z
     parts = optimizer.gradient_noise_multiplier**-2 + (2 * stddev) ** -2
     assert parts == pytest.approx(z**-2)
+    epsilon = accounting.effective_noise_multiplier(
+        optimizer.gradient_noise_multiplier, optimizer.count_stddevs
+    )
+    assert epsilon == pytest.approx(z)
 
 
 @pytest.mark.parametrize("z", [math.nan, math.inf, -1.0, -1e-9, "1.0", None, True])

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.accounting.joint_noise import effective_noise_multiplier
 from tfdpclip import accounting
 from tfdpclip.accounting import ledger as ledgers
 from tfdpclip.sampling import (
@@ -298,7 +297,7 @@ def test_the_noise_split_is_one_mechanism_or_refused(z, stddevs):
         return
     assert z <= gradient < math.inf
     if z > 1e-150:
-        together = effective_noise_multiplier(gradient, stddevs)
+        together = accounting.effective_noise_multiplier(gradient, stddevs)
         assert together == pytest.approx(z, rel=1e-6)
 
 

@@ -214,6 +214,11 @@ ACCOUNTING = {
         sensitivity=1.0,
         spent=dp_accounting.NoOpDpEvent(),
     ),
+    "effective_noise_multiplier": case(
+        accounting.effective_noise_multiplier,
+        gradient_noise_multiplier=1.0,
+        count_stddevs=[2.0],
+    ),
     "count_stddevs": case(
         accounting.count_stddevs,
         rule=clipping.QuantileClip(),
@@ -251,6 +256,7 @@ ACCOUNTING = {
         accounting.gdp_epsilon, _=LIMITS | {"unbounded": ("mu",)}, mu=1.0, delta=1e-5
     ),
     "gdp_mu": case(accounting.gdp_mu, epsilon=1.0, delta=1e-5),
+    "gdp_tradeoff": case(accounting.gdp_tradeoff, mu=1.0, alpha=0.5),
     "layerwise_gdp_mu": case(
         accounting.layerwise_gdp_mu, _=LIMITS, sigma=1.0, layers=[1.0, 2.0]
     ),

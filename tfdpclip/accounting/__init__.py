@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         gdp_delta,
         gdp_epsilon,
         gdp_mu,
+        gdp_tradeoff,
         layerwise_gdp_mu,
         noise_multiplier_from_layerwise_sigma,
         subsampled_gdp_log_h,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from tfdpclip.accounting.matrix_events import correlated_event
     from tfdpclip.accounting.noise_split import (
         count_stddevs,
+        effective_noise_multiplier,
         split_noise_multiplier,
     )
     from tfdpclip.accounting.past_runs import PastRun, past_run
@@ -75,6 +77,7 @@ __all__ = [
     "correlated_event",
     "count_stddevs",
     "delta",
+    "effective_noise_multiplier",
     "epsilon",
     "epsilon_profile",
     "event_epsilon",
@@ -82,6 +85,7 @@ __all__ = [
     "gdp_delta",
     "gdp_epsilon",
     "gdp_mu",
+    "gdp_tradeoff",
     "layerwise_gdp_mu",
     "noise_multiplier",
     "noise_multiplier_from_layerwise_sigma",

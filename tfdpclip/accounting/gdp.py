@@ -11,9 +11,37 @@ and for orientation; report the result of `tfdpclip.accounting.epsilon`.
 import math
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 from scipy import optimize, special
 
 from tfdpclip import _arguments
+
+
+def gdp_tradeoff(mu: float, alpha: float | np.ndarray) -> float | np.ndarray:
+    """Returns the smallest type II error at type I error `alpha` under mu-GDP.
+
+    G_mu(alpha) = Phi(Phi^-1(1 - alpha) - mu) (Dong et al., Definition 2.6).
+
+    Args:
+      mu: The GDP parameter, at least 0.
+      alpha: Type I error(s), each in [0, 1].
+
+    Returns:
+      The trade-off function at `alpha`, with the shape of `alpha`.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> round(gdp_tradeoff(1.0, 0.5), 6)
+    0.158655
+    """
+    mu = _arguments.non_negative("mu", mu)
+    values = _arguments.floats("alpha", alpha)
+    if not np.all((values >= 0) & (values <= 1)):
+        raise ValueError(f"alpha must be in [0, 1], got {_arguments.shown(alpha)}.")
+    # Phi^-1(1 - alpha) = -Phi^-1(alpha) does not round small alphas away.
+    beta = special.ndtr(-special.ndtri(values) - mu)
+    return float(beta) if np.ndim(alpha) == 0 else beta
 
 
 def gdp_delta(mu: float, epsilon: float) -> float:

@@ -136,6 +136,47 @@ def enlarge_default_noise(
     return enlarged
 
 
+def effective_noise_multiplier(
+    gradient_noise_multiplier: float | Sequence[float],
+    count_stddevs: Sequence[float] = (),
+) -> float:
+    """Returns the noise multiplier to account for, given the noise of all parts.
+
+    The inverse of `split_noise_multiplier`: z^-2 = sum_h z_h^-2 + sum_k (2 s_k)^-2.
+
+    Args:
+      gradient_noise_multiplier: z_g of the gradient sum, or one z_h per group.
+      count_stddevs: Noise standard deviation of each sum of indicators.
+
+    Returns:
+      z, at most `gradient_noise_multiplier`. 0 if any part has no noise.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> round(effective_noise_multiplier(split_noise_multiplier(1.0, [5.0]), [5.0]), 12)
+    1.0
+    >>> effective_noise_multiplier([2.0, 2.0, 2.0, 2.0])
+    1.0
+    """
+    if isinstance(gradient_noise_multiplier, Sequence):
+        parts = list(gradient_noise_multiplier)
+    else:
+        parts = [gradient_noise_multiplier]
+    if not parts:
+        raise ValueError("gradient_noise_multiplier must not be empty.")
+    parts = [_arguments.non_negative("gradient_noise_multiplier", z) for z in parts]
+    parts += [
+        2 * _arguments.non_negative(f"count_stddevs[{k}]", s)
+        for k, s in enumerate(_arguments.items("count_stddevs", count_stddevs))
+    ]
+    smallest = min(parts)
+    if smallest == 0:
+        return 0.0
+    # Scaling by the smallest keeps the squares in range.
+    return smallest / math.sqrt(math.fsum((smallest / z) ** 2 for z in parts))
+
+
 def _infeasible(z: float, stddevs: list[float]) -> str:
     """The message that names the most precise count, and sufficient noise."""
     worst = min(range(len(stddevs)), key=stddevs.__getitem__)

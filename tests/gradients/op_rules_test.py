@@ -319,40 +319,12 @@ def mul_no_nan(use):
     return use.summed(use.gradient * use.input(1 - use.index))
 
 
-def igamma(use):
-    if use.index != 1:
-        return None
-    a, x = use.input(0), use.input(1)
-    density = tf.exp((a - 1) * tf.math.log(x) - x - tf.math.lgamma(a))
-    return use.summed(use.gradient * density)
-
-
-def gather_nd(use):
-    """A row of a table for each example."""
-    if use.index != 0 or use.op.inputs[1].shape[1:] != [1]:
-        return None
-    chosen = tf.one_hot(use.op.inputs[1][:, 0], use.shape[0])
-    return chosen[:, :, tf.newaxis] * use.gradient[:, tf.newaxis]
-
-
 NEW = {
     "MulNoNan": (
         mul_no_nan,
         data(T, D),
         weight(T, 1),
         lambda x, v: RAW.MulNoNan(x=x, y=read(v)),
-    ),
-    "Igamma": (
-        igamma,
-        data(T, D, low=0.5, high=2.0),
-        weight(D, low=0.5, high=2.0),
-        lambda x, v: RAW.Igamma(a=x, x=read(v)),
-    ),
-    "GatherNd": (
-        gather_nd,
-        np.array([[0], [2], [2], [4]]),
-        weight(5, D),
-        lambda x, v: RAW.GatherNd(params=read(v), indices=x),
     ),
 }
 

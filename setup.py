@@ -76,7 +76,7 @@ setuptools.setup(
         # requires exactly jaxlib 0.4.14, which is no longer published. Install
         # requirements.txt with `pip install --no-deps --require-hashes` instead, as
         # the Makefile does. The extra states what the federated half needs.
-        "tff": ["tensorflow-federated>=0.87.0,<0.88", "grpcio"],
+        "tff": ["tensorflow-federated>=0.87.0,<0.88", "grpcio", "h5py"],
         # For docs/notebooks/lora.ipynb and `python -m keras_examples.fine_tune
         # --preset`, with Keras 3. Not for Python 3.10.
         "hub": HUB,

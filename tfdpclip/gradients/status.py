@@ -47,7 +47,9 @@ class CheckStatus:
             around.tell(self, graph)
 
     def _make(self) -> None:
-        self._verdict = tf.Variable(UNCHECKED, trainable=False, dtype=tf.int64)
+        # float32, in which the ops below are in the step anyway: TensorFlow prepares
+        # each pair of an op and a type at a cost.
+        self._verdict = tf.Variable(UNCHECKED, trainable=False, dtype=tf.float32)
 
     @property
     def compares(self) -> bool:
@@ -96,10 +98,10 @@ class CheckStatus:
         seen = self._verdict.read_value()
         # Counts attempts down from UNCHECKED until the first conclusive comparison.
         undecided = tf.where(seen <= UNCHECKED, seen - 1, seen)
-        undecided = tf.maximum(undecided, tf.constant(-ATTEMPTS, tf.int64))
-        verdict = tf.where(shows, tf.constant(PASSED, tf.int64), undecided)
+        undecided = tf.maximum(undecided, -ATTEMPTS)
+        verdict = tf.where(shows, float(PASSED), undecided)
         good = agrees & tf.not_equal(seen, FAILED)
-        verdict = tf.where(good, verdict, tf.constant(FAILED, tf.int64))
+        verdict = tf.where(good, verdict, float(FAILED))
         return tf.not_equal(self._verdict.assign(verdict, read_value=True), FAILED)
 
     def passed_before(self) -> tf.Tensor:

@@ -1,33 +1,33 @@
-"""Privacy profiles of an epoch in which each record is in one step of t, at random.
+"""Privacy profiles of an epoch in which each record is in a random step of t.
 
-*The worst case.* A record is in step i of t with probability 1/t. Given what came
-before, and the steps of all others, step i is N(0, z^2 I) without the record, and
-N(v_i, z^2 I) with it where it is there, |v_i| <= 1, in clip norms. So what the whole
-epoch releases, with the record against without it, has the likelihood ratio
+*The worst case.* A record is in step i of t with probability 1/t. Given the earlier
+steps, and the steps of all further records, step i is N(0, z^2 I) without the record,
+and N(v_i, z^2 I) with the record in the step, |v_i| <= 1, in clip norms. So the release
+of the whole epoch, with the record against without, has the likelihood ratio
 
     L = (A_1 + ... + A_t) / t,   A_i = exp(<v_i, Y_i> / z^2 - |v_i|^2 / (2 z^2)),
 
-with Y_i ~ N(0, z^2 I) where the record is not there. Both divergences are expectations
-of convex functions of L without the record: E[max(L - e^eps, 0)] of with against
-without, E[max(1 - e^eps L, 0)] of without against with. Given what came before, A_i is
-lognormal with mean 1 and a deviation |v_i| / z of its logarithm, which is below 1/z in
-the convex order: it is the conditional mean of X_i = exp(N(-1/(2 z^2), 1/z^2)). From
-the last step to the first, each A_i is replaced by an X_i that is independent of all
-else, by which no expectation of a convex function becomes less. So the epoch is
-dominated by L = (X_1 + ... + X_t) / t with independent X_i, the ratio of the mean of
-N(e_i, z^2 I) over i against N(0, z^2 I) (Chua et al. 2024, arXiv 2412.16802; Feldman
-and Shenfeld 2025, arXiv 2502.08202), whatever the steps make of one another. Epochs
-compose: each has draws of its own. Of an epoch of which m of t steps ran, the v_i of
-all others are 0: L = (X_1 + ... + X_m + t - m) / t.
+with Y_i ~ N(0, z^2 I) without the record. Both divergences are expectations of convex
+functions of L without the record: E[max(L - e^eps, 0)] of with against without,
+E[max(1 - e^eps L, 0)] of without against with. Given the earlier steps, A_i is
+lognormal with mean 1, and its logarithm has a deviation of |v_i| / z, which is below
+1/z in the convex order: A_i is the conditional mean of X_i = exp(N(-1/(2 z^2), 1/z^2)).
+From the last step to the first, an independent X_i takes the place of A_i, by which no
+expectation of a convex function becomes less. So the epoch is dominated by
+L = (X_1 + ... + X_t) / t with independent X_i, the ratio of the mean of N(e_i, z^2 I)
+over i against N(0, z^2 I) (Chua et al. 2024, arXiv 2412.16802; Feldman and Shenfeld
+2025, arXiv 2502.08202), also where a step depends on earlier steps. Epochs compose,
+because their draws are independent. If m of the t steps of an epoch ran, the v_i of the
+remaining steps are 0: L = (X_1 + ... + X_m + t - m) / t.
 
-*The bound.* Sums of convex functions' arguments keep the convex order: whatever
-spreads some X_i, or a sum of X_i, with the same mean, makes both divergences larger.
-So X is moved to the points of a grid, each value to the two points around it with the
-mean that it had; so is, as often as terms are added, the sum. A value above the last
-point is moved to that point and, with what is left of its mean, to infinity. What
-remains is a distribution on a grid whose divergences are sums, and an upper bound in
-both directions. Its error is of second order in the width of the grid. All masses are
-positive, and none is a difference of others that are much larger.
+*The bound.* Sums of convex functions' arguments keep the convex order: a change that
+spreads some X_i, or a sum of X_i, and keeps the mean, makes both divergences larger.
+So X is moved to the points of a grid: each value to the two points around the value,
+with the same mean; and the sum is moved after each addition. A value above the last
+point is moved to that point and, with the remaining mean, to infinity. The result is a
+distribution on a grid whose divergences are sums, and an upper bound in both
+directions. The error is of second order in the width of the grid. All masses are
+positive, and no mass is a difference of much larger masses.
 
 *The grid.* A grid is evenly spaced in stretches, and the spacing of each stretch is a
 power of two that is no less than the spacing of the stretch before. A sum of two
@@ -59,7 +59,7 @@ _END = 7.7
 _TAIL = 1e-14
 # A grid's spacing is chosen for stretches of this length, in the same.
 _STRETCH = 0.25
-# For more sums than so many, one after another, grids are finer.
+# For more successive sums, grids are finer.
 _SUMS = 12
 # Largest deviation of a logarithm: beyond, epsilons are in the tens, small ratios round
 # to 0, and an epoch is taken for a Gaussian that is not sampled.
@@ -118,7 +118,7 @@ class Ratios:
 def profiles(
     noise_multiplier: float, steps: int, of: int, spacing: float = SPACING
 ) -> tuple[Profile, Profile, float]:
-    """Profiles of an epoch, with the record against without it, and the reverse.
+    """Profiles of an epoch, with the record against without, and the reverse.
 
     Args:
       noise_multiplier: z.
@@ -153,7 +153,7 @@ def profiles(
         return np.interp(of * np.expm1(np.minimum(eps, 700.0)), places, above) / of
 
     def add(eps):
-        # Of the steps that did not run, the ratio is 1: it is never below (t - m) / t.
+        # The ratio of a step that did not run is 1: L is at least (t - m) / t.
         found = np.interp(of * np.expm1(-eps), places, below, left=0.0)
         return np.exp(np.minimum(eps, 700.0)) * found / of
 
@@ -203,7 +203,7 @@ def _deepest(count: int, of: int) -> float:
 
 @functools.lru_cache(maxsize=8)
 def _one(deviation: float, spacing: float, of: int) -> Ratios:
-    """One lognormal ratio."""
+    """A lognormal ratio."""
     scores = _scores(_END + deviation)
     quantiles = np.exp(deviation * scores - deviation**2 / 2)
     start = quantiles[0]
@@ -212,7 +212,7 @@ def _one(deviation: float, spacing: float, of: int) -> Ratios:
     ends = np.log(start + distances) / deviation + deviation / 2
     ends = np.concatenate([[-np.inf], ends, [np.inf]])
     masses, means = _normal_masses(ends), _normal_masses(ends - deviation)
-    # What is below the base is moved to it and to the least.
+    # Mass below the base is moved to the base and to the least.
     share = min(float(means[0] / start), float(masses[0]))
     least_mass, masses, means = float(masses[0]) - share, masses[1:], means[1:]
     moments = means - (start + distances) * masses
@@ -221,7 +221,7 @@ def _one(deviation: float, spacing: float, of: int) -> Ratios:
 
 
 def _scores(last: float) -> np.ndarray:
-    """Ends of stretches, in scores, from one end of the grid to the last."""
+    """Ends of stretches, in scores, from the first end of the grid to the last."""
     return np.linspace(-_END, last, math.ceil((last + _END) / _STRETCH) + 1)
 
 
@@ -279,7 +279,7 @@ def _split(grid, masses, moments, base, least_mass, least, infinite) -> Ratios:
       moments: `[n]`: of these, the sums of masses times distances from that point.
       base: where the grid begins.
       least_mass: the mass at `least`.
-      least: what no value is below.
+      least: the least value.
       infinite: what is missing of the mean.
     """
     distances = np.concatenate([nodes for _, nodes in grid])
@@ -288,7 +288,7 @@ def _split(grid, masses, moments, base, least_mass, least, infinite) -> Ratios:
     found[:-1] -= shares
     found[1:] += shares
     infinite += max(0.0, float(moments[-1]))
-    # What is so far out that hardly anything is there is at infinity, too.
+    # The far tail, of hardly any mass, is at infinity, too.
     tail = np.cumsum((found * distances)[::-1])[::-1]
     kept = max(2, int(np.searchsorted(-tail, _TAIL * least)))
     infinite += float(found[kept:] @ (distances[kept:] - distances[kept - 1]))
@@ -312,7 +312,7 @@ def _added(one: Ratios, other: Ratios, spacing: float, deepest: float) -> Ratios
     for lone, rest in ((one, other), (other, one)):
         if lone.least_mass:
             distances, masses = _joined(rest.stretches)
-            # Where one is at its least.
+            # Where either value is the least.
             moved = distances + (lone.least - lone.base)
             parts.append((moved, masses * lone.least_mass))
     distances = np.concatenate([part for part, _ in parts])
@@ -323,7 +323,7 @@ def _added(one: Ratios, other: Ratios, spacing: float, deepest: float) -> Ratios
 
     left = least_mass + np.cumsum(masses)
     right = np.cumsum(masses[::-1])[::-1]
-    # Of what is farther out, `_split` leaves nothing on the grid.
+    # `_split` leaves nothing farther out on the grid.
     tail = np.cumsum((masses * distances)[::-1])[::-1]
     end = int(np.searchsorted(-tail, _TAIL * least)) - 1
     scores = _scores(max(1.0, -float(special.ndtri(right[end]))))
@@ -390,7 +390,7 @@ class _Finer:
         self._own: Stretch | None = None
 
     def up_to(self, spacing: float) -> tuple[np.ndarray, Stretch | None]:
-        """The masses of all finer stretches at multiples of it, and its own stretch."""
+        """Masses of all finer stretches at multiples of a spacing, and its stretch."""
         masses = _overlaid(self._masses, self._own)
         if len(masses):
             masses = _coarser(masses, round(spacing / self._spacing))
@@ -411,7 +411,7 @@ def _overlaid(masses: np.ndarray, stretch: Stretch | None) -> np.ndarray:
 
 
 def _coarser(masses: np.ndarray, times: int) -> np.ndarray:
-    """Moves masses at multiples of a spacing to those of a larger one, means kept."""
+    """Moves masses from multiples of a spacing to multiples of a larger; means stay."""
     if times == 1:
         return masses
     rows = -(-len(masses) // times)

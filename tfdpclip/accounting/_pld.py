@@ -50,7 +50,7 @@ def epsilon(
     coarseness: float = 1.0,
 ) -> float:
     """Returns the epsilon of a composition of elementary events."""
-    # What a run asks at its end, a plan has asked before.
+    # A plan has asked before for the epsilon at the end of a run.
     return _epsilon(tuple(leaves.items()), delta, coarseness)
 
 
@@ -88,7 +88,7 @@ def attacks(
     rates: tuple[float, ...],
     coarseness: float = 1.0,
 ) -> tuple[tuple[float, ...], float]:
-    """Returns the most that tests of such false positives find, and the advantage."""
+    """Returns the best power of tests at a false positive rate, and the advantage."""
     mu = gaussian_mu(leaves)
     positives = np.asarray(rates, float)
     composed = None
@@ -138,7 +138,7 @@ def coarseness_of(leaves: Mapping[dp_accounting.DpEvent, int], cells: int) -> fl
 def _compose(
     leaves: Mapping[dp_accounting.DpEvent, int], coarseness: float = 1.0
 ) -> BothOrders | None:
-    """Composes all events, or returns None if one of them is not private at all."""
+    """Composes all events, or returns None if an event is not private at all."""
     # With so little noise nothing is private; its square would underflow.
     if any(noise_multiplier(event) < 1 / _MOST_NOISE for event in leaves):
         return None
@@ -223,7 +223,7 @@ def _cell_width(leaves, most: int = _MAX_CELLS) -> float:
 
 
 def _spread(event) -> tuple[float, float]:
-    """Returns about the deviation of one step's loss, and the largest one."""
+    """Returns about the deviation of a step's loss, and the largest deviation."""
     z = noise_multiplier(event)
     if isinstance(event, events.CappedPoissonSampledDpEvent):
         return _profiles.mixture_spread(
@@ -237,7 +237,7 @@ def _spread(event) -> tuple[float, float]:
 
 
 def _largest_loss(z: float, q: float) -> float:
-    """Returns about the largest privacy loss one step can have."""
+    """Returns about the largest privacy loss of a step."""
     unsampled = 0.5 / z**2 + 10 / z
     return (
         float(np.logaddexp(math.log1p(-q), math.log(q) + unsampled))
@@ -265,7 +265,7 @@ def _sampling_rate(event) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _single(event, discretization, spacing=_allocation.SPACING) -> BothOrders:
-    """The losses of one step, or of one epoch whose steps depend on each other."""
+    """The losses of a step, or of an epoch whose steps depend on each other."""
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
         remove, add, upper = _poisson(
             1 / noise_multiplier(event), event.sampling_probability
@@ -324,7 +324,7 @@ def _poisson(mu: float, rate: float) -> tuple[Profile, Profile, float]:
 def _truncated(
     event, profiles: Callable[[float], tuple[Profile, Profile, float]]
 ) -> tuple[Profile, Profile, float]:
-    """Mixes those of steps that have room with those of steps that have none."""
+    """Mixes the losses of steps with room and of steps without."""
     tau = event.overflow_probability
     mu = 1 / noise_multiplier(event)
     usual_remove, usual_add, upper = profiles(mu)

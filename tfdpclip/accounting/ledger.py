@@ -1,4 +1,4 @@
-"""The ledger: records each step before it runs, and computes the cost."""
+"""The ledger: records steps before they run, and computes the cost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tfdpclip.accounting.step_audit import StepAudit
 from tfdpclip.correlated import NoiseMatrix
 from tfdpclip.sampling import events
 
-# Other people may be meant: folds of a cross-validation in one ledger, for example.
+# The ids may be of different people: folds of a cross-validation in a ledger.
 _OTHER_PEOPLE = (
     "the ids of some phases (statistics, or another plan) tell people apart in another "
     "way than those of the first: who is one person in one phase, and several in "
@@ -36,13 +36,13 @@ _OTHER_PEOPLE = (
 
 
 def _assumptions_of(sampling: Any) -> tuple[str, ...]:
-    """The assumptions about data that were drawn, beyond those of the scheme."""
+    """The assumptions about drawn data, beyond the assumptions of the scheme."""
     assumptions = getattr(sampling, "assumptions", ())
     return assumptions if isinstance(assumptions, tuple) else ()
 
 
 class Ledger(Spending):
-    """Records the steps that ran, in phases, and states what they cost.
+    """Records the steps that ran, in phases, and states their cost.
 
     A plain object for any training loop:
 
@@ -136,7 +136,7 @@ class Ledger(Spending):
         if ledger is None:
             return cls(delta, accountant)
         if not isinstance(ledger, Ledger):
-            # A dangling link points to a ledger on a missing disk: `load` refuses it.
+            # A dangling link is a ledger on a missing disk: `load` refuses the link.
             if not os.path.lexists(ledger):
                 return cls(delta, accountant, ledger)
             return cls.load(ledger, delta=delta, accountant=accountant)
@@ -149,7 +149,7 @@ class Ledger(Spending):
 
     @property
     def path(self) -> pathlib.Path | None:
-        """The ledger's file, if it has one."""
+        """The ledger's file, or None."""
         return None if self._file is None else self._file.path
 
     @property
@@ -160,7 +160,7 @@ class Ledger(Spending):
 
     @property
     def holder(self) -> str | None:
-        """Identity of the optimizer whose steps are recorded now, if it has one."""
+        """Identity of the optimizer of the steps that are recorded now, or None."""
         return self._holder
 
     def begin(
@@ -186,10 +186,10 @@ class Ledger(Spending):
           sampling: The scheme, or batches or cohorts drawn by a scheme.
           unit: The object that is clipped.
           clip: The clip rule, or its settings in words.
-          seed: A fixed seed of noise or draws, if there is one.
+          seed: A fixed seed of noise or draws, or None.
           observed: Whether the draws are seen, not merely declared.
           change: Whether the settings are meant to change.
-          holder: Identity of the optimizer that runs the steps, if it has one.
+          holder: Identity of the optimizer that runs the steps, or None.
           noise: The matrix of correlated noise; None for independent noise.
           horizon: The number of steps of the matrix; needed with a matrix.
           continued: For restored correlated noise: the number of steps it has made.
@@ -232,7 +232,7 @@ class Ledger(Spending):
         self.save()
 
     def note_people(self, ids: Any) -> None:
-        """Notes the person of each row; the statement says if ids are of other people.
+        """Notes the person of each row; the statement says if ids name other people.
 
         Args:
           ids: The ids, `[n]`; None if records are no people.
@@ -281,7 +281,7 @@ class Ledger(Spending):
 
     @contextlib.contextmanager
     def step(self, steps: int = 1) -> Iterator[None]:
-        """Reserves steps, and records them when the block ends, however it ends.
+        """Reserves steps, and records them at the end of the block, errors included.
 
         Args:
           steps: How many private steps the block makes. Steps of the library's
@@ -350,7 +350,7 @@ class Ledger(Spending):
         if steps == 0:
             return
         unseen = phase.unseen(steps, noise_multiplier, unit)
-        # Before the current phase, which stays the last one.
+        # Before the current phase, which stays the last.
         before = self.phases[-2] if len(self.phases) > 1 else None
         if before is not None and before.continues(unseen):
             before.runs[-1] += steps
@@ -417,7 +417,7 @@ class Ledger(Spending):
         delta: float | None = None,
         accountant: str | None = None,
     ) -> Ledger:
-        """Reads a ledger, to continue it.
+        """Reads a ledger, to continue the ledger.
 
         Steps that were reserved but never recorded count as run.
 
@@ -512,6 +512,6 @@ class Ledger(Spending):
             self._credit_to(self._holder, steps)
 
     def _credit_to(self, holder: str, steps: int) -> None:
-        """Counts steps of the ledger as those of one optimizer."""
+        """Counts steps of the ledger as the steps of a single optimizer."""
         self.counted[holder] = self.counted.get(holder, 0) + steps
         NOTES.note_counted(holder, steps)

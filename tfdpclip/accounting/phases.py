@@ -1,4 +1,4 @@
-"""Phases: steps under one privacy configuration, and which phases may add up."""
+"""Phases: steps under a single privacy configuration; and the sums of phases."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SKIPPED = (
 )
 
 
-#: The end of messages about a second step on one draw.
+#: The end of messages about a second step on a draw.
 TWO_NETWORKS = (
     " For a GAN, train both networks in one train_step: "
     "docs/train_step.md#two-networks-gans."
@@ -80,7 +80,7 @@ def clip_assumptions(clip: Any) -> list[str]:
 
 @dataclasses.dataclass
 class Phase:
-    """Steps that ran under one privacy configuration.
+    """Steps that ran under a single privacy configuration.
 
     Attributes:
       sampling: The scheme that drew the records.
@@ -328,7 +328,7 @@ class Phase:
         # A new physical batch size changes only the capacity, which needs no consent.
         if "sampling" in differing and _same_rate(self.sampling, new.sampling):
             differing.remove("sampling")
-        # Training after a release always differs from it, which is no mistake.
+        # Training after a release always differs from the release, by intention.
         change = change or bool(self.release and not new.release)
         if differing and not change:
             changes = "; ".join(
@@ -387,7 +387,7 @@ def begin_run(
 
 
 def refuse_other_use(ledger: Any, place: tuple, other: str, fix: str) -> None:
-    """Raises if the ledger counted other steps since `place` was read.
+    """Raises if the ledger counted further steps since `place` was read.
 
     Args:
       ledger: The ledger.
@@ -406,7 +406,7 @@ def refuse_other_use(ledger: Any, place: tuple, other: str, fix: str) -> None:
 
 
 def are_other_people(ids: np.ndarray, before: np.ndarray) -> bool:
-    """Whether ids of as many rows tell people apart in another way.
+    """Whether ids of as many rows tell people apart in a different way.
 
     The same ids in another order are ids of the same people. Of another number of rows
     nothing is known.
@@ -417,7 +417,7 @@ def are_other_people(ids: np.ndarray, before: np.ndarray) -> bool:
         return False
     owners = [np.unique(each, return_inverse=True)[1] for each in (ids, before)]
     pairs = np.unique(np.stack([np.reshape(each, -1) for each in owners]), axis=1)
-    # In one way, each owner of one numbering is one owner of the other.
+    # In the same way: each owner of the first numbering is an owner of the second.
     return any(pairs.shape[1] != len(np.unique(each)) for each in owners)
 
 

@@ -37,12 +37,12 @@ def _noise_in_words(noise_multiplier: float, correlated: bool) -> str:
 
 
 def _covers(counted: Any, drawn: Any) -> bool:
-    """Whether steps that one scheme drew cost at most the steps of the counted one."""
+    """Whether steps of a scheme cost at most the steps of the counted scheme."""
     if not isinstance(counted, SamplingScheme):
         return True
     if counted.accounts_for(drawn) or counted == drawn.at_worst():
         return True
-    # Batches of another capacity cut other draws, which costs next to nothing.
+    # Batches of a different capacity cut different draws, at next to no cost.
     if isinstance(counted, Poisson) and isinstance(drawn, Poisson):
         return drawn.rate <= counted.rate * (1 + 1e-9)
     return False
@@ -157,7 +157,7 @@ class StepAudit:
         NOTES.raise_failures([holder for holder, _, _ in releases])
 
     def note_assumptions(self) -> None:
-        """Has the ledger assume what the steps so far need."""
+        """Has the ledger note the assumptions of the steps so far."""
         for text in NOTES.assumptions_since(self._assumed):
             self._ledger.assume(text)
         uncounted = NOTES.uncounted_releases()
@@ -169,7 +169,7 @@ class StepAudit:
             )
 
     def open_ends(self) -> list[str]:
-        """What a statement notes now; a step may be recorded after it ran."""
+        """The notes of a statement now; a step may be recorded after the run."""
         missing = self._unrecorded(NOTES.uncounted_releases())
         self.reserve_draws()
         notes = [_LEFT_OUT.format(self.waiting)] if self.waiting else []
@@ -214,7 +214,7 @@ class StepAudit:
         self.waiting = waiting
 
     def _compare_draws(self, schemes: list[Any]) -> None:
-        """Raises if a step used an element that another scheme drew more often."""
+        """Raises if a step used an element of a scheme that draws more often."""
         phase = self._ledger._current()
         uncovered = [one for one in schemes if not _covers(phase.sampling, one)]
         if not uncovered:
@@ -226,7 +226,7 @@ class StepAudit:
         self._refuse(problem, _OTHER_BATCHES, len(uncovered))
 
     def _compare_orders(self, uses: list[Use]) -> None:
-        """Counts steps of another order of the records as a run of their own.
+        """Counts steps of a different order of the records as a separate run.
 
         Raises if the noise of the steps is correlated: no run bounds both orders.
         """
@@ -265,7 +265,7 @@ class StepAudit:
         Args:
           problem: the error; for steps of correlated noise, which no ledger can count
             at their worst, also an assumption.
-          advice: says what to write.
+          advice: says the lines to write.
           steps: the number of steps.
           settings: the settings of the steps; the phase's by default.
         """
@@ -376,7 +376,7 @@ class StepAudit:
         phase = self._ledger._current()
         self._made += made
         if not made or isinstance(phase.sampling, FullBatch):
-            return  # Further steps of all records are steps like any other.
+            return  # Further steps of all records are ordinary steps.
         covered = functools.partial(_covers, phase.sampling)
         drawn, uncovered = NOTES.steps_drawn(self._spent, covered)
         repeated = self._made - drawn

@@ -9,10 +9,10 @@ import matplotlib
 import numpy as np
 import tensorflow as tf
 
+import tfdpclip as dpc
 from keras_examples import batch_settings, batch_training, training
 from tfdpclip import pictures
 from tfdpclip.clipping import make_groups
-from tfdpclip.diagnostics import GradientMeter
 
 
 class Signal(tf.keras.callbacks.Callback):
@@ -155,7 +155,7 @@ class LayerNorms(tf.keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         del logs
-        self._meter = GradientMeter(self.model, groups=self._spec)
+        self._meter = dpc.diagnostics.GradientMeter(self.model, groups=self._spec)
         self._measure(0)
 
     def on_epoch_end(self, epoch, logs=None):

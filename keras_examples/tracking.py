@@ -15,7 +15,6 @@ import tfdpclip as dpc
 from driver_kit import progress
 from keras_examples.gradient_geometry import GradientGeometry, gradient_geometry
 from tfdpclip import files
-from tfdpclip.diagnostics import GradientMeter
 
 
 class Tracker(tf.keras.callbacks.Callback):
@@ -209,7 +208,7 @@ class Geometry(tf.keras.callbacks.Callback):
         self.found[epoch] = found
 
     def on_train_begin(self, logs=None):
-        self._meter = GradientMeter(self.model)
+        self._meter = dpc.diagnostics.GradientMeter(self.model)
         if 0 not in self.found:
             self._measure(0)
 

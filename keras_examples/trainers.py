@@ -14,7 +14,6 @@ from driver_kit import settings
 from keras_examples import pretrained, training, transfer_data
 from keras_examples.class_weights import ClassAccuracy, class_accuracy
 from keras_examples.features import Features
-from tfdpclip.diagnostics import GradientMeter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +114,7 @@ class Trainer:
         )
         trained = [*model.trainable_variables, *optimizer.variables]
         self._fresh = [(v, v.numpy()) for v in trained]
-        self._meter = GradientMeter(model)
+        self._meter = dpc.diagnostics.GradientMeter(model)
 
     def __call__(self, learning_rate: float) -> ClassAccuracy:
         """Trains and returns the test accuracy by class."""

@@ -19,7 +19,6 @@ from driver_kit.lazy import tf
 from driver_kit.settings import UsageError
 from keras_examples import training
 from keras_examples.class_weights import class_accuracy
-from tfdpclip.diagnostics import GradientMeter
 
 _MOMENTUM = 0.9
 
@@ -114,7 +113,7 @@ class Trainer:
         self._initial = [v.numpy() for v in self.model.trainable_variables]
         self._meter = None
         if rule.takes_public_norms:
-            self._meter = GradientMeter(self.model)
+            self._meter = dpc.diagnostics.GradientMeter(self.model)
         self._predict = tf.function(lambda x: self.model(x, training=False))
 
     def __call__(self, learning_rate: float) -> float:

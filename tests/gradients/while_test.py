@@ -429,6 +429,24 @@ def test_what_is_drawn_in_the_loop_is_the_same_in_norms_and_sums():
     assert np.any(norms != again)
 
 
+@pytest.mark.parametrize("cell, sums", [(L.LSTMCell, 1), (L.GRUCell, 2)])
+def test_one_list_of_gradients_serves_all_parts_of_a_sum(cell, sums):
+    """The products with input and state, and the bias, have the gradient of the sum."""
+    per_example, variables, data = of_layer(L.RNN(cell(3)))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 6, 3])])
+    def step(x):
+        return clipped_sum(per_example(x), variables, FixedClip(1e6))
+
+    graph = step.get_concrete_function().graph
+    stand_ins = [op for op in graph.get_operations() if _is_stand_in(op)]
+    assert len(stand_ins) == sums
+
+
+def _is_stand_in(op):
+    return op.type == "PlaceholderWithDefault"
+
+
 def test_one_loss_asked_twice():
     per_example, variables, data = of_layer(L.SimpleRNN(3))
     expected = one_at_a_time(per_example, variables, data)

@@ -30,6 +30,7 @@ from tfdpclip.gradients.rules.step_lists import empty_list, rows_first, stacked
 from tfdpclip.gradients.rules.uses import Use, follow
 
 _NOT_COPIED = ("_class", "_output_shapes")
+_SUMS = ("AddV2", "Add", "BiasAdd")
 
 
 def expand(
@@ -110,12 +111,14 @@ class _Records:
       lists: by the body's tensor, the number of the loop's output with its values.
       inputs: by the body's tensor, its values at all steps, `[N * T, ...]`.
       copies: by the body's tensor, its copy before the loop.
+      stand_ins: by the body's tensor, the tensor with its gradients of all steps.
     """
 
     wholes: dict = dataclasses.field(default_factory=dict)
     lists: dict = dataclasses.field(default_factory=dict)
     inputs: dict = dataclasses.field(default_factory=dict)
     copies: dict = dataclasses.field(default_factory=dict)
+    stand_ins: dict = dataclasses.field(default_factory=dict)
 
 
 class _Loop:
@@ -209,10 +212,13 @@ class _Loop:
         inputs, stand_ins = {}, {}
         for op in new:
             inputs[op] = list(op.inputs)
+            end = self._end_of_sums(op.outputs[0])
+            if end.ref() not in records.stand_ins:
+                records.stand_ins[end.ref()] = self._stand_in(end)
+            stand_ins[op] = records.stand_ins[end.ref()]
             for tensor in inputs[op]:
                 if self._inner[tensor].kind == DATA and tensor.ref() not in self._lists:
                     self._lists[tensor.ref()] = self._list_of(tensor)
-            stand_ins[op] = self._stand_in(op.outputs[0])
         self._rewrite()
         for op in new:
             given = [
@@ -224,6 +230,31 @@ class _Loop:
             with graph.as_default():
                 whole = _copy(op, given, graph)
             records.wholes[op.name] = (whole, stand_ins[op])
+
+    def _end_of_sums(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The sum that a tensor of the body enters, with the gradient of the tensor.
+
+        Most cells add up the products with the input and with the state, and the bias,
+        so that the gradients of one sum serve all of them.
+        """
+        while True:
+            users = [op for op in tensor.consumers() if op.type != "TensorListPushBack"]
+            if len(users) != 1 or users[0].type not in _SUMS:
+                return tensor
+            (whole,) = users[0].outputs
+            if not all(self._adds_up(part, whole) for part in users[0].inputs):
+                return tensor
+            tensor = whole
+
+    def _adds_up(self, part: tf.Tensor, whole: tf.Tensor) -> bool:
+        """Whether a part of a sum has all rows of the sum, or is the same in each."""
+        if part.shape.rank is None or whole.shape.rank is None:
+            return False
+        flow = self._inner[part]
+        if flow.kind != DATA:
+            return part.shape.rank < whole.shape.rank
+        same = part.shape.as_list() == whole.shape.as_list()
+        return same and flow.leads and flow.layout == self._inner[whole].layout
 
     def recorded(self, use: Use) -> tuple[Use, tf.Tensor]:
         """The use by the op on all steps, and the tensor in the place of its output."""

@@ -23,7 +23,6 @@ class GraphNotes:
       released: the weights of the elements that private steps were made of, each with
         the identity of an optimizer.
       records: for each loop, what it records.
-      replaced: the `ReplacedCall` of each call with another function.
       copies: for each call that was opened, the outputs of the copies of its ops.
     """
 
@@ -33,7 +32,6 @@ class GraphNotes:
     known_rows: list[tuple] = dataclasses.field(default_factory=list)
     released: set[tuple] = dataclasses.field(default_factory=set)
     records: dict = dataclasses.field(default_factory=dict)
-    replaced: dict = dataclasses.field(default_factory=dict)
     copies: dict = dataclasses.field(default_factory=dict)
 
 

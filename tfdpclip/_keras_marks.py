@@ -22,18 +22,6 @@ CLASS_WEIGHT_TENSOR = "class_weight_tensor"
 WEIGHTED_LOSS = "weighted_loss"
 #: The name scope in which Keras 3 computes, weights and reduces the compiled losses.
 COMPILED_LOSS = "compile_loss"
-#: The attribute of a function for which a faster kernel may stand in. Its value begins
-#: with the kind of layer.
-FUSED = "api_implements"
-#: The names of a fused layer's weights among the inputs of its function.
-FUSED_WEIGHTS = ("kernel", "recurrent_kernel", "bias")
-#: The names of all its inputs, by the kind of layer; a mask may follow.
-FUSED_INPUTS = {
-    "lstm": ("inputs", "init_h", "init_c", *FUSED_WEIGHTS),
-    "gru": ("inputs", "init_h", *FUSED_WEIGHTS),
-}
-#: How many outputs are the layer's: last, sequence, states, and a number.
-FUSED_RESULTS = {"lstm": 5, "gru": 4}
 #: The functions that Keras gives whole elements: that of a step, by its name.
 STEP_FUNCTIONS = ("one_step_on_data", "run_step")
 

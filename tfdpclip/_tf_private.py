@@ -126,25 +126,6 @@ def run_as_it_is(call: tf.Operation) -> None:
     call._set_attr("config_proto", value)
 
 
-def call_instead(call: tf.Operation, function: Any) -> None:
-    """Makes a call run a different function, with additional outputs.
-
-    TensorFlow does the same to a call when it takes the call's gradient.
-
-    Args:
-      call: the call.
-      function: a separate graph: it captures nothing, its inputs are the call's
-        inputs, and its first outputs are the call's outputs.
-    """
-    new = function.outputs[len(call.outputs) :]
-    function.name = f"{function.name}_{framework.uid()}"
-    call._set_func_attr("f", control_flow_util_v2.create_new_tf_function(function))
-    call._set_type_list_attr("Tout", [t.dtype for t in function.outputs])
-    call._add_outputs([t.dtype for t in new], [t.shape for t in new])
-    for inner, outer in zip(new, call.outputs[-len(new) :], strict=True):
-        copy_handle_data(inner, outer)
-
-
 @contextlib.contextmanager
 def attribute_of_new_ops(name: str, text: str) -> Iterator[None]:
     """Writes an attribute to every op that is made within, in this graph.

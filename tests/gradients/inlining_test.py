@@ -252,9 +252,8 @@ def test_as_many_ops_for_many_channels_as_for_few():
     assert ops_of(24) == ops_of(6)
 
 
-# XLA needs the number of steps of a fused layer that the check differentiates within a
-# function: it raises an error, and nothing is trained. The loop of Keras 3 takes the
-# Jacobian.
+# XLA needs the number of steps of a loop within a function: it raises an error, and
+# nothing is trained, or the loop takes the Jacobian.
 UNCOMPILED = pytest.mark.xfail(
     raises=(tf.errors.InvalidArgumentError, JacobianFallbackWarning),
     reason="XLA needs the number of steps",

@@ -476,9 +476,8 @@ _DEFAULTS = frozenset(
 
 #: Ops without random uses, as some of them end the process; they have cases by hand.
 NOT_TRIED = frozenset(
-    """Conv2DBackpropInput Conv3DBackpropInputV2 PartitionedCall CTCLoss CTCLossV2
-    SplitV StatefulPartitionedCall ResourceGather LookupTableFindV2
-    SparseCross""".split()
+    """Conv2DBackpropInput Conv3DBackpropInputV2 CTCLoss CTCLossV2 SplitV
+    ResourceGather LookupTableFindV2 SparseCross""".split()
 )
 
 

@@ -27,7 +27,6 @@ ELSEWHERE = {
         ("L2Loss", "RandomShuffle"), "combines all entries: nothing is claimed"
     ),
     **dict.fromkeys(ops.LEARNING_SAMPLERS, "combines: nothing is claimed"),
-    **dict.fromkeys(ops.FUNCTION_CALLS, "fused_test: Keras's fused layers alone"),
     **dict.fromkeys(lists._RULES, "moves whole tensors, as Pack and Unpack do"),
     **dict.fromkeys(
         """SparseReshape SparseFillEmptyRows SparseReorder SparseToDense SegmentSum

@@ -71,7 +71,6 @@ BESIDES = {
     "BatchMatMulV3": "products of integers in models in int8",
     "ArgMax": "ArgMin has the same kernel",
     "CTCLossV2": "CTCLoss, for GPUs alone",
-    "StatefulPartitionedCall": "Keras's fused layers with state",
 }
 _DULL = frozenset(
     """T T1 T2 Tidx Tindices Tparams Taxis Tdim Tshape Tlen Tmultiples Tpaddings Tperm

@@ -1,4 +1,4 @@
-"""Fused LSTM and GRU whose rows are not examples, or differentiated twice."""
+"""LSTM and GRU whose rows are not examples, or differentiated twice."""
 
 import numpy as np
 import pytest
@@ -15,13 +15,9 @@ from tests.keras.helpers import mostly_slow
 from tests.stack import KERAS_3
 from tfdpclip.clipping import FixedClip
 from tfdpclip.gradients import (
-    ExampleIsolationError,
-    GradientMismatchError,
     clipped_sum,
     per_example_norms,
 )
-from tfdpclip.gradients.forms import recurrences
-from tfdpclip.gradients.graph.walks import ancestors
 
 L = tf.keras.layers
 
@@ -91,8 +87,13 @@ def test_all_rows_of_an_example_are_one_gradient_in_a_static_batch(name):
     check_without_fallback(FOLDED[name](), x, y, dynamic=False, sizes=[len(y)])
 
 
+# With masks, Keras 2's loop over folded rows trains one example at a time, which XLA
+# cannot compile.
+COMPILED = [name for name in FOLDED if KERAS_3 or not name.startswith("masked")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FOLDED)
+@pytest.mark.parametrize("name", COMPILED)
 def test_all_rows_of_an_example_are_one_gradient_when_compiled(name):
     x, y = images(3, 4, 5)
     check_without_fallback(
@@ -135,14 +136,12 @@ def penalised(model, x, y):
 
 
 @pytest.mark.parametrize("count", [3, 5])
-@pytest.mark.parametrize("layer", ["lstm", "gru"])
+@pytest.mark.parametrize("layer", [L.LSTM, L.GRU])
 @pytest.mark.slow
 def test_a_gradient_penalty_matches_one_example_at_a_time(layer, count):
-    """Through cells, which the error of the fused layers says to write."""
     # A batch of as many as there are units, too.
     x, y = images(3, 4, batch=count)
-    cell = {"lstm": L.LSTMCell, "gru": L.GRUCell}[layer](3)
-    model = tf.keras.Sequential([L.RNN(cell), L.Dense(2)])
+    model = tf.keras.Sequential([layer(3), L.Dense(2)])
     model(x)
     variables = model.trainable_variables
 
@@ -162,113 +161,6 @@ def test_a_gradient_penalty_matches_one_example_at_a_time(layer, count):
         np.testing.assert_allclose(total, tf.add_n(parts), rtol=1e-3, atol=1e-5)
 
 
-FUSED = pytest.mark.skipif(KERAS_3, reason="Keras 3 has no fused layers on a CPU")
-
-
-@FUSED
-@pytest.mark.parametrize("layer, cell", [(L.LSTM, "LSTMCell"), (L.GRU, "GRUCell")])
-def test_a_gradient_penalty_of_a_fused_layer_is_refused_with_the_line(layer, cell):
-    x, y = images(3, 4)
-    model = tf.keras.Sequential([layer(3), L.Dense(2)])
-    model(x)
-
-    @tf.function
-    def step(x, y):
-        variables = model.trainable_variables
-        return clipped_sum(penalised(model, x, y), variables, FixedClip(1e6))
-
-    with pytest.raises(ExampleIsolationError, match=rf"RNN\({cell}\(units\)"):
-        step(x, y)
-
-
-def a_step(model):
-    @tf.function
-    def step(x, y):
-        loss = tf.square(tf.reduce_sum(model(x), axis=1) - y)
-        return clipped_sum(loss, model.trainable_variables, FixedClip(1e6))
-
-    return step
-
-
-@FUSED
-@pytest.mark.every_check
-@pytest.mark.parametrize("layer", [L.LSTM, L.GRU])
-@pytest.mark.slow
-def test_only_the_check_runs_the_function_of_keras(layer):
-    """A step has a single recurrence, which keeps its gates, and its gradient."""
-    x, y = images(5, 4)
-    model = tf.keras.Sequential([layer(3)])
-    model(x)
-    graph = a_step(model).get_concrete_function(x, y).graph
-    # The ops that the check computes again are in the graph, but no output needs them.
-    needed = set(ancestors([t for t in graph.outputs if t.dtype != tf.resource]))
-    calls = [op for op in needed if op.type == "PartitionedCall"]
-    (call,) = [op for op in calls if "_with_gates" in op.get_attr("f").name]
-    assert not [op for op in calls if "standard_" in op.get_attr("f").name]
-    # Outputs: the sequence and its last step, the states, a number, and the kept gates.
-    assert len(call.outputs) == {L.LSTM: 5 + 3, L.GRU: 4 + 2}[layer]
-    loops = [op.type for op in needed if "While" in op.type]
-    assert len(loops) == 1
-
-
-@FUSED
-@pytest.mark.every_check
-@pytest.mark.parametrize("name", mostly_slow(["LSTM"], {"LSTM": L.LSTM, "GRU": L.GRU}))
-@pytest.mark.parametrize("part", ["forward", "backward"])
-@pytest.mark.slow
-def test_a_recurrence_that_differs_from_the_layers_is_found(monkeypatch, name, part):
-    cell = getattr(recurrences, name)
-    right = getattr(cell, part)
-    # The comparison of gradients sees more than a hundredth of a variable's norm, and
-    # the fault is in one gate of several.
-    by = {"forward": 1.01, "backward": 1.05}[part]
-
-    def wrong(self, *arguments):
-        first, *rest = right(self, *arguments)
-        return [[first[0] * by, *first[1:]], *rest]
-
-    monkeypatch.setattr(cell, part, wrong)
-    x, y = images(5, 4)
-    model = tf.keras.Sequential([{"LSTM": L.LSTM, "GRU": L.GRU}[name](3)])
-    model(x)
-    error = tf.errors.InvalidArgumentError
-    message = {
-        "forward": "did not return the output",
-        "backward": GradientMismatchError.__name__,
-    }
-    with pytest.raises(error, match=message[part]):
-        a_step(model)(x, y)
-
-
-@FUSED
-@pytest.mark.every_check
-@pytest.mark.parametrize("change", [lambda c: c + 0.01, lambda c: c * np.nan])
-@pytest.mark.slow
-def test_a_cell_state_that_differs_is_found(monkeypatch, change):
-    """Most layers do not return the second state; NaN must not hide a difference."""
-    right = recurrences.forwards
-
-    def wrong(*arguments):
-        saved, outputs, (h, c) = right(*arguments)
-        return saved, outputs, (h, change(c))
-
-    monkeypatch.setattr(recurrences, "forwards", wrong)
-    x, y = images(5, 4)
-    layer = L.LSTM(3, return_state=True)
-    layer(x)
-
-    @tf.function
-    def step(x, y):
-        _, h, c = layer(x)
-        loss = tf.square(tf.reduce_sum(h, axis=1) - y) + 0 * tf.reduce_sum(c, axis=1)
-        return clipped_sum(loss, layer.trainable_variables, FixedClip(1e6))
-
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match="did not return the output"
-    ):
-        step(x, y)
-
-
 class Sorted(L.Layer):
     """Meets its variable in an op that no rule covers."""
 
@@ -279,18 +171,16 @@ class Sorted(L.Layer):
         return tf.sort(x * tf.sort(self.scale), axis=-1) + tf.cumsum(self.scale)
 
 
-@FUSED
 @pytest.mark.every_check
 @pytest.mark.parametrize("layer", [L.LSTM, L.GRU])
 @pytest.mark.filterwarnings("ignore::tfdpclip.gradients.JacobianFallbackWarning")
 @pytest.mark.slow
 def test_a_variable_without_a_rule_before_the_layer(layer):
-    """The variable's Jacobian goes through Keras's own function of the layer."""
+    """The variable's Jacobian goes through the loop of the layer."""
     x, y = images(3, 4, batch=4)
     check_model(head(Sorted(), layer(2)), x, y, sizes=[len(y)])
 
 
-@FUSED
 @pytest.mark.parametrize("layer", mostly_slow(["LSTM"], {"LSTM": 0, "GRU": 0}))
 @pytest.mark.slow
 def test_a_tape_that_saw_the_layer_is_asked_afterwards(layer):
@@ -330,7 +220,6 @@ class OneMatrix(L.LSTM):
         return super().call(x)
 
 
-@FUSED
 @pytest.mark.every_check
 @pytest.mark.slow
 def test_one_tensor_may_be_two_of_the_weights():

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import tensorflow as tf
 
 import tfdpclip as dpc
-from tests import stack
 from tests.keras_io import further, steps
 from tests.keras_io.setup import (
     Setup,
@@ -72,8 +71,8 @@ def _per_example_ctc():
 
 
 _CTC = (
-    "TensorFlow's CTC takes one example at a time, which Keras 2's fused LSTM and GRU "
-    "layers do not allow: the loop over time [below](#ctc), for sequences of one length"
+    "TensorFlow's CTC takes one example at a time: the loop over time [below](#ctc), "
+    "for sequences of one length, trains as a batch"
 )
 _BATCHNORM = "`model = dpc.keras.convert_batchnorm(model)`: groups for batches"
 _PER_TOKEN = "`loss=dpc.keras.PerExampleLoss(loss)`: each example over its own tokens"
@@ -117,13 +116,6 @@ def _normalised(entry, build=of_entry, head=lambda model: model, **options) -> E
         ("convert_batchnorm",),
         _BATCHNORM,
     )
-
-
-def _of_ctc(changed, published) -> Example:
-    """A loss of TensorFlow's, behind layers that only Keras 2 fuses."""
-    if stack.KERAS_3:
-        return Example(published, change=_CTC)
-    return Example(changed, published, ("ctc_loss",), _CTC)
 
 
 VISION = {
@@ -182,9 +174,8 @@ VISION = {
         of_entry(IMAGES["denoising autoencoder"], loss=lambda: "binary_crossentropy")
     ),
     "Zero-DCE for low-light image enhancement": Example(steps.zero_dce),
-    "OCR model for reading Captchas": _of_ctc(
-        steps.captcha(steps.ctc_of_probabilities),
-        steps.captcha(steps.tensorflows_ctc),
+    "OCR model for reading Captchas": Example(
+        steps.captcha(steps.tensorflows_ctc), change=_CTC
     ),
     "3D image classification from CT scans": _normalised(
         IMAGES["3D images"], _of_yes_and_no, sigmoid
@@ -350,9 +341,9 @@ SERIES_AND_SOUND = {
     "Automatic Speech Recognition with Transformer": Example(
         of_entry(SERIES["speech by a transformer"], largest=20, classes=20)
     ),
-    "Automatic Speech Recognition using CTC": _of_ctc(
-        None,
+    "Automatic Speech Recognition using CTC": Example(
         of_entry(SERIES["speech by CTC"], loss=_per_example_ctc, classes=5, smallest=1),
+        change=_CTC,
     ),
     "Speaker Recognition": Example(_of_classes(SERIES["speakers by their spectra"])),
     "Audio classification with the STFT in the model": Example(

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests import stack
 from tests.keras_io import check, page, steps
-from tests.keras_io.examples import GROUPS
+from tests.keras_io.examples import GROUPS, Example
 
 EXAMPLES = {name: e for examples in GROUPS.values() for name, e in examples.items()}
 ROWS = page.rows_of(page.PAGE.read_text())
@@ -63,6 +63,12 @@ def test_what_is_found_is_written_into_the_column_of_this_stack(tmp_path, monkey
     assert rows["WGAN-GP"][1 - page.COLUMN] == page.NOT_RUN
     assert path.read_text().startswith("ahead\n")
     assert path.read_text().endswith("\nbehind\n")
+
+
+@pytest.mark.slow
+def test_the_ctc_of_the_page_trains_as_a_batch():
+    example = Example(steps.captcha(steps.ctc_of_probabilities))
+    assert check.outcome(example, 3) == "works"
 
 
 def test_the_ctc_of_the_page_is_tensorflows():

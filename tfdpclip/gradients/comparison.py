@@ -31,7 +31,7 @@ from tfdpclip._docs import see
 from tfdpclip.gradients.errors import ExampleIsolationError, GradientMismatchError
 from tfdpclip.gradients.forms.records import LOST_SQUARE
 from tfdpclip.gradients.graph import op_copies
-from tfdpclip.gradients.graph.backward import gradients_at, own_gradients
+from tfdpclip.gradients.graph.backward import own_gradients
 from tfdpclip.gradients.graph.known import BY_ARGUMENT, CONSTANT_BY_PLACE
 from tfdpclip.gradients.proof.isolation_proof import Proof
 from tfdpclip.kernel import certificate
@@ -89,7 +89,7 @@ class Comparison:
         rules = engine.flows.without_gradient()
         pools = (op for op in engine.flows.ops if op.type == "MaxPool3D")
         with own_gradients({**rules, **dict.fromkeys(pools, _gradient_of_pool)}):
-            gradients = gradients_at(
+            gradients = tf.gradients(
                 engine.loss, engine.handles, tf.cast(seed, engine.loss.dtype)
             )
         pairs = zip(gradients, self._sizes, strict=True)
@@ -123,10 +123,8 @@ class Comparison:
         if not engine.proof.proven and rows != 1:
             # A single example cannot show that an op combines examples.
             shows &= engine.parts.batch_size > 1
-        claims = engine.claims
-        agree = [tf.stack([claim() for claim, _ in claims])] if claims else []
-        agree += [sums <= self.tolerance.sums, norms <= self.tolerance.norms]
-        agree = tf.concat(agree, axis=0)
+        within = [sums <= self.tolerance.sums, norms <= self.tolerance.norms]
+        agree = tf.concat(within, axis=0)
         message = None if in_xla() else self._message(agree)
         return tf.reduce_all(agree), whole & shows, message
 
@@ -172,12 +170,11 @@ class Comparison:
     def _message(self, agree: tf.Tensor) -> tf.Tensor:
         """The message for the first comparison that failed."""
         engine = self._engine
-        messages = [said for _, said in engine.claims]
         uses = [
             f"{v.name!r} ({engine.describe_uses(i)})"
             for i, v in enumerate(engine.variables)
         ]
-        messages += [_WRONG_SUM.format(use=use) for use in uses]
+        messages = [_WRONG_SUM.format(use=use) for use in uses]
         messages += [_WRONG_NORM.format(use=use) for use in uses]
         messages += [_WRONG_TOTAL] * self.groups
         if not engine.proof.proven:

@@ -109,7 +109,6 @@ class PerExampleGradients(RecordGradients):
       parts: the losses, padding and public terms that the given loss consists of.
       handles: the handles of the variables in the graph of the loss.
       state_reads: further variables that the loss or its gradients read.
-      claims: assumptions of rules, for the comparison to test; see `Context`.
       status: says which step compares, and stores the outcome.
 
     Raises:
@@ -254,7 +253,6 @@ class PerExampleGradients(RecordGradients):
         loss_checks.check_sizes_in(filter(is_of_own_gradient, behind), self.flows)
         self.state_reads = state.find_state_reads(loss, scalar_flows, behind)
         state.refuse_foreign_state(behind)
-        self.claims = context.claims
 
     def _measure_norms(self) -> None:
         """Sets the squared norms of each variable, and `norms` of all, `[B]` each."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
 from tfdpclip.gradients.forms.base_form import Budget, Form
 from tfdpclip.gradients.graph import op_copies
-from tfdpclip.gradients.graph.backward import gradients_at, own_gradients
 from tfdpclip.gradients.graph.walks import ancestors
 from tfdpclip.gradients.proof import fallback
 from tfdpclip.gradients.proof.isolation_proof import Proof
@@ -18,46 +17,8 @@ from tfdpclip.gradients.proof.single_examples import ExamplesAlone
 from tfdpclip.gradients.rules import while_loops
 from tfdpclip.gradients.rules.combine import VariableGradient
 from tfdpclip.gradients.rules.context import Context
-from tfdpclip.gradients.rules.rule_table import (
-    build_form,
-    has_rule,
-    outputs_of,
-    prepare,
-    pull_back_of,
-)
+from tfdpclip.gradients.rules.rule_table import build_form, has_rule
 from tfdpclip.gradients.rules.uses import Use, find_uses
-
-
-@dataclasses.dataclass
-class Meeting:
-    """An op at which variables meet the batch.
-
-    Attributes:
-      outputs: the outputs at which the rule of the op needs gradients.
-      pull_back: takes gradients from the outputs to the op's inputs, if a rule does.
-      gradients: the gradients of the summed loss at `outputs`; None where the loss does
-        not depend on an output.
-    """
-
-    outputs: list[tf.Tensor]
-    pull_back: Callable | None
-    gradients: list[tf.Tensor | None] = dataclasses.field(default_factory=list)
-
-    @property
-    def reached(self) -> bool:
-        return any(gradient is not None for gradient in self.gradients)
-
-    def pull_back_function(self, pull_back: Callable, context: Context) -> Callable:
-        """The gradient function of the op, which keeps the gradients at `outputs`."""
-
-        def gradient(op, *at_outputs):
-            by_output = dict(
-                zip((t.ref() for t in op.outputs), at_outputs, strict=True)
-            )
-            self.gradients = [by_output[t.ref()] for t in self.outputs]
-            return pull_back(self.gradients, context)
-
-        return gradient
 
 
 @dataclasses.dataclass
@@ -68,7 +29,8 @@ class FoundGradients:
 
     Attributes:
       connected: whether each variable can receive a gradient at all.
-      meetings: by op, in graph order for each variable.
+      meetings: for each op at which variables meet the batch, the gradient of the
+        summed loss at its first output; None where the loss does not depend on it.
       by_form: the gradients that forms give, by the number of the variable.
       slow: the gradients of the connected variables without forms; None if all have
         forms.
@@ -81,7 +43,7 @@ class FoundGradients:
     """
 
     connected: list[bool]
-    meetings: dict[tf.Operation, Meeting]
+    meetings: Mapping[tf.Operation, tf.Tensor | None]
     by_form: dict[int, VariableGradient] = dataclasses.field(default_factory=dict)
     slow: fallback.SlowGradients | None = None
     slow_variables: list[int] = dataclasses.field(default_factory=list)
@@ -92,7 +54,7 @@ class FoundGradients:
 
     def ancestor_ops(self, loss: tf.Tensor) -> list[tf.Operation]:
         """The ops of the loss, and the ops of its gradients at all meetings."""
-        gradients = [g for m in self.meetings.values() for g in m.gradients]
+        gradients = self.meetings.values()
         known = [tf.convert_to_tensor(g) for g in gradients if g is not None]
         return [*ancestors([loss, *known]), *self.backward]
 
@@ -146,11 +108,11 @@ def find_gradients(
     expanded, stand_ins = while_loops.expand(in_graph, context.flows)
     # A variable with a use without a rule takes the fallback for all of its uses.
     ruled = [all(has_rule(use) for use in uses) for uses in expanded]
-    meetings = _meetings(itertools.compress(expanded, ruled), stand_ins)
-    seed = _differentiate(loss, meetings, context)
+    seed = tf.identity(tf.ones_like(loss))
+    meetings = _meetings(itertools.compress(expanded, ruled), stand_ins, loss, seed)
     # A use that the loss does not depend on gives no gradient.
     reached = [
-        [use for use in uses if meetings[use.op].reached] if is_ruled else uses
+        [use for use in uses if meetings[use.op] is not None] if is_ruled else uses
         for uses, is_ruled in zip(expanded, ruled, strict=True)
     ]
     found = FoundGradients([bool(uses) for uses in reached], meetings, seed=seed)
@@ -216,44 +178,23 @@ def one_by_one(
 
 
 def _meetings(
-    uses_by_variable: Iterable[list[Use]], stand_ins: dict
-) -> dict[tf.Operation, Meeting]:
-    """The meetings of the uses, by op. In loops, stand-ins replace the op's outputs."""
-    meetings: dict[tf.Operation, Meeting] = {}
-    for use in itertools.chain.from_iterable(uses_by_variable):
-        if use.op not in meetings:
-            prepare(use)
-            outputs = stand_ins.get(use.op)
-            outputs = outputs or [use.op.outputs[k] for k in outputs_of(use)]
-            meetings[use.op] = Meeting(outputs, pull_back_of(use))
-    return meetings
-
-
-def _differentiate(
-    loss: tf.Tensor, meetings: dict[tf.Operation, Meeting], context: Context
-) -> tf.Tensor:
-    """Finds the gradients at all meetings, in one backward pass; returns its seed.
+    uses_by_variable: Iterable[list[Use]],
+    stand_ins: Mapping[tf.Operation, tf.Tensor],
+    loss: tf.Tensor,
+    seed: tf.Tensor,
+) -> dict[tf.Operation, tf.Tensor | None]:
+    """The gradients at the ops of all uses, from one backward pass.
 
     Args:
+      uses_by_variable: the uses of each variable.
+      stand_ins: for ops on all steps of a loop, the tensors in the place of outputs.
       loss: the losses, `[B]`.
-      meetings: the ops.
-      context: the analysis of the losses.
+      seed: the gradient at the losses.
     """
-    others = [m for m in meetings.values() if m.pull_back is None]
-    tensors = [t for m in others for t in m.outputs]
-    rules = {}
-    for op, meeting in meetings.items():
-        if meeting.pull_back is not None:
-            meeting.gradients = [None] * len(meeting.outputs)
-            rules[op] = meeting.pull_back_function(meeting.pull_back, context)
-            # So that the pass reaches the call.
-            tensors += [t for t in op.inputs if t.dtype.is_floating]
-    seed = tf.identity(tf.ones_like(loss))
-    with own_gradients(rules):
-        gradients = iter(gradients_at(loss, tensors, seed))
-    for meeting in others:
-        meeting.gradients = [next(gradients) for _ in meeting.outputs]
-    return seed
+    uses = itertools.chain.from_iterable(uses_by_variable)
+    outputs = {use.op: stand_ins.get(use.op, use.output) for use in uses}
+    gradients = tf.gradients(loss, list(outputs.values()), seed) if outputs else []
+    return dict(zip(outputs, gradients, strict=True))
 
 
 def _forms(uses, meetings, known, context) -> list[Form | None]:
@@ -265,7 +206,7 @@ def _forms(uses, meetings, known, context) -> list[Form | None]:
     for use in uses:
         key = (use.op, use.index)
         if key not in known:
-            known[key] = build_form(use, meetings[use.op].gradients, context)
+            known[key] = build_form(use, meetings[use.op], context)
     return [known[use.op, use.index] for use in uses]
 
 

@@ -19,7 +19,6 @@ from tfdpclip.gradients.flows.flow import DATA, SIZE, Flow
 from tfdpclip.gradients.flows.graph_flows import GraphFlows
 from tfdpclip.gradients.flows.lists import merge_flows
 from tfdpclip.gradients.graph import ops
-from tfdpclip.gradients.graph.fused import read_call
 from tfdpclip.gradients.graph.walks import ancestors, before_identities, find_function
 
 _ROUNDS = 12
@@ -111,8 +110,6 @@ _FUNCTIONS = {
 
 def _read(op: tf.Operation, flows: Dataflow) -> list[Flow] | None:
     """The flows of the outputs of a branch or a call; None if unknown."""
-    if op.type in ops.FUNCTION_CALLS and read_call(op) is not None:
-        return None
     graphs = branch_graphs(op)
     if not graphs or not op.outputs:
         return None

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._arguments import choice, shown
-from tfdpclip._keras_marks import FUSED_WEIGHTS
 from tfdpclip._registered import REGISTERED
 from tfdpclip.gradients.flows import (
     contractions,
@@ -20,7 +19,6 @@ from tfdpclip.gradients.flows import (
 )
 from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, common_layout
 from tfdpclip.gradients.graph import ops
-from tfdpclip.gradients.graph.fused import read_call
 from tfdpclip.gradients.graph.known import (
     CONSTANT_BY_PLACE,
     known_value,
@@ -399,30 +397,6 @@ def _roll(op, output, inputs, batch_size) -> Flow:
     return _over_axes(op, inputs[0], axes)
 
 
-def _call(op, output, inputs, batch_size) -> Flow:
-    """The flow of a call: fused Keras layers keep rows; all other calls are unknown."""
-    call = read_call(op)
-    if call is None:
-        return Flow(DATA, None)
-    if output.shape.rank == 0:
-        return Flow(DATA, ())
-    weights = {call.inputs[name].ref() for name in FUSED_WEIGHTS}
-    batched = [
-        flow
-        for tensor, flow in zip(op.inputs, inputs, strict=True)
-        if flow.kind == DATA
-        and tensor.ref() not in weights
-        and tensor.op.type not in ("Fill", "ZerosLike")  # all rows are the same
-    ]
-    same = {(flow.axes, *flow.layout) for flow in batched}
-    # A differentiated call has further outputs for its gradient: weights, and tensors
-    # of each time step.
-    own = output.value_index < call.results
-    return (
-        batched[0] if own and len(same) == 1 and batched[0].leads else Flow(DATA, None)
-    )
-
-
 def _shuffle(op, output, inputs, batch_size) -> Flow:
     """The flow of a random order along axis 0."""
     coupled = op if inputs[0].axes and 0 in inputs[0].axes else None
@@ -488,8 +462,6 @@ _TABLE: dict[str, Callable] = {
     "StringSplitV2": sparse.split_strings,
     "SparseCross": sparse.cross,
     **dict.fromkeys(ops.LEARNING_SAMPLERS, _learning_sampler),
-    "PartitionedCall": _call,
-    "StatefulPartitionedCall": _call,
     "ReverseV2": _reverse,
     "GatherV2": _gather,
     "ResourceGather": _gather,

@@ -5,9 +5,9 @@ Goes out: a `Form` (`base_form.py`) with two results: the squared norm of every
 example's gradient, `[B]`, and the sum of the gradients under weights `[B]`.
 
 Each file has a form: `outer` (contractions), `convolution` with `geometry`, `lookup`
-(tables), `recurrences` (fused cells), `perturbation` and `whole` (around further
-forms); `records` clips and sums the forms of all variables; `floors` bounds from below
-the norms that rounding could make too small.
+(tables), `perturbation` and `whole` (around further forms); `records` clips and sums
+the forms of all variables; `floors` bounds from below the norms that rounding could
+make too small.
 
 Invariant: squared norms are never below the truth by more than the floor allows, and
 sums equal the sum of explicit gradients.

@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip._devices import has_form_of_xla
 from tfdpclip.gradients.graph import calls, ops
 
 # The attribute that marks ops made by an op's own gradient function.
 _OWN = "_tfdpclip_own_gradient"
-
-
-def gradients_at(
-    losses: tf.Tensor | Sequence[tf.Tensor],
-    tensors: Sequence[tf.Tensor],
-    grad_ys: tf.Tensor | Sequence[tf.Tensor] | None = None,
-) -> list[tf.Tensor | None]:
-    """The gradients of the summed (or weighted) losses at `tensors`.
-
-    The result is the result of `tf.gradients`, in a form that XLA can compile. Where a
-    tensor is the output of a call and no gradient is wanted at the call's inputs,
-    TensorFlow still emits the gradient of the call, as an op that XLA does not have.
-    Under XLA this function therefore asks for the gradients at the call's inputs too:
-    the gradient of the call then takes the usual form, and TensorFlow prunes it.
-    """
-    tensors = list(tensors)
-    if not tensors:
-        return []
-    calls = (
-        {t.op for t in tensors if t.op.type in ops.FUNCTION_CALLS}
-        if has_form_of_xla()
-        else ()
-    )
-    inputs = [t for op in calls for t in op.inputs if t.dtype.is_floating]
-    return tf.gradients(losses, tensors + inputs, grad_ys)[: len(tensors)]
 
 
 @contextlib.contextmanager

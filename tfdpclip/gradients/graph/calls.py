@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from tfdpclip import _keras_marks, _tf_private
-from tfdpclip._graph_notes import notes_of
+from tfdpclip import _tf_private
 from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.walks import (
     ancestors,
@@ -48,19 +47,6 @@ def body_of(op: tf.Operation) -> Body | None:
 def is_compiled(op: tf.Operation) -> bool:
     """Whether XLA compiles the function, also if the caller is not compiled."""
     return op.node_def.attr["_XlaMustCompile"].b
-
-
-def find_replacement(op: tf.Operation):
-    """The `ReplacedCall` of a call with a replaced function, or None."""
-    return notes_of(op.graph).replaced.get(op)
-
-
-def is_fused_layer(op: tf.Operation) -> bool:
-    """Whether a faster kernel may stand in for the function (Keras's LSTM and GRU)."""
-    if find_replacement(op) is not None:
-        return True
-    function = find_function(op.graph, op.get_attr("f").name)
-    return _keras_marks.FUSED in function.cached_definition.attr
 
 
 def functions_in(op: tf.Operation) -> list:
@@ -185,7 +171,7 @@ def can_be_opened(op: tf.Operation, compiled: bool = False) -> bool:
       compiled: whether XLA compiles the function around `op`.
     """
     body = body_of(op)
-    if body is None or is_fused_layer(op):
+    if body is None:
         return False
     compiled = compiled or is_compiled(op)
     inputs = {t.ref() for t in body.inputs}

@@ -114,40 +114,24 @@ def _type_of(node: _tf_private.NodeDef) -> str:
 
 def copy_op(op: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """Adds the same op, on other inputs, to the current graph."""
-    return emitter(op)(inputs)
-
-
-def emitter(op: tf.Operation) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
-    """A function that adds a copy of an op to the current graph.
-
-    The copy has the attributes that the op has at the call of `emitter`.
-
-    Returns:
-      A function from the inputs of the copy to the outputs of the copy.
-    """
+    graph = tf.compat.v1.get_default_graph()
     attributes = {
         name: value
         for name, value in op.node_def.attr.items()
         # Attributes of the original's colocation and output shapes.
         if name not in ("_class", "_output_shapes")
     }
-    dtypes = [t.dtype for t in op.outputs]
-
-    def emit(inputs):
-        graph = tf.compat.v1.get_default_graph()
-        copy = _tf_private.make_op(
-            graph,
-            op.type,
-            # A captured constant becomes a placeholder, and some ops need its value.
-            [_here(t, graph) for t in inputs],
-            dtypes,
-            name=f"{op.name.split('/')[-1]}_again",
-            attrs=attributes,
-            op_def=op.op_def,
-        )
-        return list(copy.outputs)
-
-    return emit
+    copy = _tf_private.make_op(
+        graph,
+        op.type,
+        # A captured constant becomes a placeholder, and some ops need its value.
+        [_here(t, graph) for t in inputs],
+        [t.dtype for t in op.outputs],
+        name=f"{op.name.split('/')[-1]}_again",
+        attrs=attributes,
+        op_def=op.op_def,
+    )
+    return list(copy.outputs)
 
 
 def emit_in_type(op: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -124,7 +124,12 @@ class ControlCopies(OpCopies):
             goes_on,
             step,
             [inputs[i] for i in moving],
-            shape_invariants=[body.inputs[i].shape for i in moving],
+            shape_invariants=[
+                body.inputs[i].shape.most_specific_compatible_shape(
+                    body.outputs[i].shape
+                )
+                for i in moving
+            ],
             parallel_iterations=op.get_attr("parallel_iterations"),
             maximum_iterations=int(bound) if known and self._compiled else None,
         )

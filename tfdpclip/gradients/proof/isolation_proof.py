@@ -34,7 +34,6 @@ from tfdpclip.gradients.flows import gradient_flows, op_flows
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA
 from tfdpclip.gradients.graph import calls, known, op_copies, ops
-from tfdpclip.gradients.graph.fused import read_call
 from tfdpclip.gradients.graph.walks import ancestors
 from tfdpclip.gradients.loss import size_uses
 
@@ -267,7 +266,5 @@ def _gaps_backward(op, flows: Dataflow) -> Iterator[tuple[tf.Operation, str]]:
             and calls.gradient_function(op) is not None
         ):
             yield from gradient_flows.gaps_of(op, flows, _gaps)
-        return
-    if op.type in ops.FUNCTION_CALLS and read_call(op) is not None:
         return
     yield op, "whether its gradient keeps the examples apart"

@@ -33,7 +33,6 @@ from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.flows import op_flows
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA
-from tfdpclip.gradients.graph import fused as fused_layers
 from tfdpclip.gradients.graph import op_copies, ops
 from tfdpclip.gradients.graph.known import (
     BY_ARGUMENT,
@@ -240,19 +239,11 @@ class ExamplesAlone:
             # The gradient of a copied call would be for the whole batch, or zero.
             trained = any(self._flows[t].trained for t in op.outputs)
             if trained or op_copies.has_own_gradient(op):
-                fused = fused_layers.read_call(op)
-                cells = {"lstm": "LSTMCell", "gru": "GRUCell"}
                 raise ExampleIsolationError(
                     f"It is not known {self._proof.reason} at {self._proof.op.name!r} "
                     f"(a {self._proof.op.type}). Gradients cannot be made one example "
                     f"at a time either: {op.name!r} (a {op.type}) runs functions that "
-                    "cannot be copied. "
-                    + (
-                        f"Replace {self._proof.op.name!r}."
-                        if fused is None
-                        else f"Build the {fused.kind.upper()} layer as "
-                        f"RNN({cells[fused.kind]}(units), return_sequences=True)."
-                    )
+                    f"cannot be copied. Replace {self._proof.op.name!r}."
                     + see("one-example-at-a-time")
                 )
         known = op_copies.repeatable(op) or op_copies.draws(op)

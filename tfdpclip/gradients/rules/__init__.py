@@ -5,9 +5,9 @@ variable, joined to a single gradient of the variable.
 
 `uses` finds the ops where a variable first meets the batch (`row_lookup`: sparse
 tables; `while_loops` with `step_lists`: inside loops). `rule_table` maps an op type to
-its rule; the rules are in `op_rules`, `contraction_rules` and `recurrent`, and take
-their rows by `context`. `combine` joins the uses of a variable (`tied`: a table that is
-looked up and multiplied by).
+its rule; the rules are in `op_rules` and `contraction_rules`, and take their rows by
+`context`. `combine` joins the uses of a variable (`tied`: a table that is looked up and
+multiplied by).
 
 Invariant: a rule returns None where it does not fit, and the Jacobian of
 `proof/fallback.py` takes the variable; no rule guesses.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -14,22 +13,15 @@ from tfdpclip.gradients.forms.base_form import merge_steps, rows_per_example
 
 @dataclasses.dataclass
 class Context:
-    """The analysis, and results that rules share.
+    """The analysis of the losses, for rules.
 
     Attributes:
-      flows: the analysis of the losses.
+      flows: the analysis.
       batch_size: B, a scalar int32 tensor.
-      claims: assumptions of rules about an op, tested on the first step: functions that
-        build a boolean scalar, and the error if it is False.
-      shared: results that a rule computes once for several parameters of an op.
     """
 
     flows: Dataflow
     batch_size: tf.Tensor
-    claims: list[tuple[Callable[[], tf.Tensor], str]] = dataclasses.field(
-        default_factory=list
-    )
-    shared: dict = dataclasses.field(default_factory=dict)
 
 
 def in_float(tensor: tf.Tensor) -> tf.Tensor:

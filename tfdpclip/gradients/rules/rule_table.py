@@ -10,7 +10,6 @@ each row, `op_rule` is shorter.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -20,8 +19,7 @@ from tfdpclip._arguments import shown
 from tfdpclip._docs import TracedError
 from tfdpclip._registered import REGISTERED
 from tfdpclip.gradients.forms.base_form import Explicit, Form, first_rows, sum_squares
-from tfdpclip.gradients.graph import ops
-from tfdpclip.gradients.rules import contraction_rules, op_rules, recurrent
+from tfdpclip.gradients.rules import contraction_rules, op_rules
 from tfdpclip.gradients.rules.context import (
     Context,
     batch_first,
@@ -157,61 +155,28 @@ def op_rule(*kinds: str) -> Callable[[Callable], Callable]:
     return register
 
 
-def _is_fused(use: Use) -> bool:
-    """Whether the use is in a call of a fused layer that has a rule."""
-    return use.op.type in ops.FUNCTION_CALLS and recurrent.applies(use)
-
-
-def pull_back_of(use: Use) -> Callable | None:
-    """The rule's function from gradients at the outputs to gradients at the inputs.
-
-    Returns:
-      `pull_back(gradients, context)`, which gives None at weights; the op is then not
-      differentiated again. None if there is no such rule.
-    """
-    return functools.partial(recurrent.pull_back, use.op) if _is_fused(use) else None
-
-
-def prepare(use: Use) -> None:
-    """Readies the use's op for a rule, before gradients are taken."""
-    if _is_fused(use):
-        recurrent.prepare(use.op)
-
-
 def has_rule(use: Use) -> bool:
     """Whether some rule may cover the use. No rule takes complex numbers."""
     if any(t.dtype.is_complex for t in (*use.op.inputs, *use.op.outputs)):
         return False
-    return has_op_rule(use) or _is_fused(use)
-
-
-def has_op_rule(use: Use) -> bool:
-    """Whether the rule for a type of op may cover the use."""
     return _rule_of(use.op.type) is not None
 
 
-def outputs_of(use: Use) -> list[int]:
-    """The numbers of the op's outputs at which the use's rule needs gradients."""
-    return recurrent.outputs(use) if _is_fused(use) else [0]
-
-
-def build_form(use: Use, dz: list[tf.Tensor | None], context: Context) -> Form | None:
+def build_form(use: Use, dz: tf.Tensor | None, context: Context) -> Form | None:
     """The form of a use, or None if no rule covers it.
 
     Args:
       use: the use of the parameter.
-      dz: the gradients of the summed loss at the outputs named by `outputs_of`.
+      dz: the gradient of the summed loss at the op's first output.
       context: the batch size and the analysis.
     """
     shape = _param_shape(use)
     if shape is None:
         return None
-    if _is_fused(use):
-        return recurrent.build(use, dz, shape, context)
     rule = _rule_of(use.op.type)
-    if rule is None or dz[0] is None or use.output.shape.rank is None:
+    if rule is None or dz is None or use.output.shape.rank is None:
         return None
-    return rule(use, in_float(dz[0]), shape, context)
+    return rule(use, in_float(dz), shape, context)
 
 
 def _param_shape(use: Use) -> list[int] | None:

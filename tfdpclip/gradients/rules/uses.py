@@ -50,7 +50,6 @@ class Use:
       param: the parameter: a tensor, or the variable's handle.
       path: the way from the variable to `param`.
       variable_shape: the variable's shape.
-      reaching: the numbers of the op's outputs that the loss is computed from.
     """
 
     op: tf.Operation
@@ -58,7 +57,6 @@ class Use:
     param: tf.Tensor
     path: Path
     variable_shape: tuple[int, ...]
-    reaching: tuple[int, ...] = (0,)
 
     @property
     def output(self) -> tf.Tensor:
@@ -88,15 +86,9 @@ def follow(paths: dict, shape, flows: Dataflow) -> list[Use]:
             if any(flows[t].trained for t in op.outputs):
                 for index in indices:
                     param = op.inputs[index]
-                    path, reaching = paths[param.ref()], _reaching(op, flows)
-                    summed = sum_after(op, flows)
-                    if summed is not None:
-                        op_used, reaching = summed, (0,)
-                    else:
-                        op_used = op
-                    uses.append(
-                        Use(op_used, index, param, path, tuple(shape), reaching)
-                    )
+                    met = sum_after(op, flows) or op
+                    path = paths[param.ref()]
+                    uses.append(Use(met, index, param, path, tuple(shape)))
             continue
         path = paths[op.inputs[indices[0]].ref()]
         others = sum(flows[t].trained for t in op.inputs) - 1
@@ -107,13 +99,3 @@ def follow(paths: dict, shape, flows: Dataflow) -> list[Use]:
                     Path(after.ops, False, None, True) if others else after
                 )
     return uses
-
-
-def _reaching(op: tf.Operation, flows: Dataflow) -> tuple[int, ...]:
-    if len(op.outputs) == 1:
-        return (0,)
-    return tuple(
-        number
-        for number, output in enumerate(op.outputs)
-        if any(consumer in flows for consumer in output.consumers())
-    )

@@ -25,7 +25,7 @@ from tfdpclip.gradients.flows.dataflow import BodyFlows, Dataflow
 from tfdpclip.gradients.flows.flow import DATA, Flow
 from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.trips import count_trips, counts_steps
-from tfdpclip.gradients.rules.rule_table import has_op_rule, has_rule
+from tfdpclip.gradients.rules.rule_table import has_rule
 from tfdpclip.gradients.rules.step_lists import empty_list, rows_first, stacked
 from tfdpclip.gradients.rules.uses import Use, follow
 
@@ -35,7 +35,7 @@ _SUMS = ("AddV2", "Add", "BiasAdd")
 
 def expand(
     uses: Sequence[list[Use]], flows: Dataflow
-) -> tuple[list[list[Use]], dict[tf.Operation, list[tf.Tensor]]]:
+) -> tuple[list[list[Use]], dict[tf.Operation, tf.Tensor]]:
     """Replaces uses by a loop with the uses inside the loop.
 
     A variable keeps its use by the loop, which no rule covers, if a use inside the loop
@@ -46,8 +46,8 @@ def expand(
       flows: the analysis of the losses.
 
     Returns:
-      The uses, and for the op of each new use the tensors in the place of its outputs:
-      the op's rule needs the gradients of the loss at these tensors.
+      The uses, and for the op of each new use the tensor in the place of its output:
+      the op's rule needs the gradient of the loss at that tensor.
 
     Raises:
       ExampleIsolationError: if the body of a loop combines the examples of a batch.
@@ -66,7 +66,7 @@ def expand(
         for use, loop in inside or ():
             if loop is not None:
                 use, stand_in = loop.recorded(use)
-                stand_ins[use.op] = [stand_in]
+                stand_ins[use.op] = stand_in
             new.append(use)
         expanded.append(found if inside is None else new)
     return expanded, stand_ins
@@ -184,7 +184,7 @@ class _Loop:
     def _recordable(self, use: Use) -> bool:
         op, inner = use.op, self._inner
         output = op.outputs[0]
-        if not has_op_rule(use) or not self._by_rows(output):
+        if not has_rule(use) or not self._by_rows(output):
             return False
         if not all(map(self._fits_a_list, (output, *op.inputs))):
             return False

@@ -112,7 +112,9 @@ def _type_of(node: _tf_private.NodeDef) -> str:
     return "Fill" if origins.is_zeros(node) else node.op
 
 
-def copy_op(op: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+def copy_op(
+    op: tf.Operation, inputs: list[tf.Tensor], name: str | None = None
+) -> list[tf.Tensor]:
     """Adds the same op, on other inputs, to the current graph."""
     graph = tf.compat.v1.get_default_graph()
     attributes = {
@@ -127,7 +129,7 @@ def copy_op(op: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         # A captured constant becomes a placeholder, and some ops need its value.
         [_here(t, graph) for t in inputs],
         [t.dtype for t in op.outputs],
-        name=f"{op.name.split('/')[-1]}_again",
+        name=name or f"{op.name.split('/')[-1]}_again",
         attrs=attributes,
         op_def=op.op_def,
     )

@@ -23,13 +23,12 @@ from tfdpclip._devices import has_form_of_xla
 from tfdpclip._graph_notes import notes_of
 from tfdpclip.gradients.flows.dataflow import BodyFlows, Dataflow
 from tfdpclip.gradients.flows.flow import DATA, Flow
-from tfdpclip.gradients.graph import ops
+from tfdpclip.gradients.graph import op_copies, ops
 from tfdpclip.gradients.graph.trips import count_trips, counts_steps
 from tfdpclip.gradients.rules.rule_table import has_rule
 from tfdpclip.gradients.rules.step_lists import empty_list, rows_first, stacked
 from tfdpclip.gradients.rules.uses import Use, follow
 
-_NOT_COPIED = ("_class", "_output_shapes")
 _SUMS = ("AddV2", "Add", "BiasAdd")
 
 
@@ -228,7 +227,7 @@ class _Loop:
                 for t in inputs[op]
             ]
             with graph.as_default():
-                whole = _copy(op, given, graph)
+                whole = op_copies.copy_op(op, given, op.name)[0].op
             records.wholes[op.name] = (whole, stand_ins[op])
 
     def _end_of_sums(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -283,10 +282,9 @@ class _Loop:
         copies = self._records.copies
         if tensor.ref() not in copies:
             inputs = [self._before(t) for t in tensor.op.inputs]
-            graph = self.op.graph
-            with graph.as_default(), tf.control_dependencies(None):
-                made = _copy(tensor.op, inputs, graph)
-            for inner, outer in zip(tensor.op.outputs, made.outputs, strict=True):
+            with self.op.graph.as_default(), tf.control_dependencies(None):
+                made = op_copies.copy_op(tensor.op, inputs, tensor.op.name)
+            for inner, outer in zip(tensor.op.outputs, made, strict=True):
                 copies[inner.ref()] = outer
         return copies[tensor.ref()]
 
@@ -407,17 +405,3 @@ class _Loop:
         """Writes the loop again, as TensorFlow does when it differentiates a loop."""
         _tf_private.write_loop_again(self.op, self._cond, self._body, self._starts)
         self._starts = []
-
-
-def _copy(op: tf.Operation, inputs: list[tf.Tensor], graph) -> tf.Operation:
-    """The same op in `graph`, on the given inputs."""
-    definition = op.node_def
-    return _tf_private.make_op(
-        graph,
-        op.type,
-        inputs,
-        [output.dtype for output in op.outputs],
-        name=op.name,
-        attrs={k: v for k, v in definition.attr.items() if k not in _NOT_COPIED},
-        op_def=op.op_def,
-    )

@@ -389,14 +389,7 @@ def _draws(points, search, path) -> list[int]:
     }
     about = json.loads(json.dumps(about))
     if kept is not None and kept.exists():
-        found = files.read_json(kept)
-        if isinstance(found, dict) and found.get("search", about) != about:
-            raise ValueError(
-                f"search: {str(kept)!r} holds the draws of a different search. Give "
-                "a new path."
-            )
-        _check_draws(found, kept, len(points))
-        return found["draws"]
+        return _draws_in(kept, about)
     if path is not None and pathlib.Path(path).exists():
         raise ValueError(
             f"path: {str(path)!r} has results of runs that were not drawn at random. "
@@ -410,17 +403,27 @@ def _draws(points, search, path) -> list[int]:
     return draws
 
 
-def _check_draws(found, kept: pathlib.Path, points: int) -> None:
-    """Raises ValueError unless the content of the file is a list of draws."""
-    whole = isinstance(found, dict) and "search" in found
-    draws = found.get("draws") if whole else None
+def _draws_in(path: pathlib.Path, about: dict[str, Any]) -> list[int]:
+    """The draws of this search; ValueError for a damaged file, or another search."""
+    try:
+        written = json.loads(files.read_bytes(path))
+        search, draws = written["search"], written["draws"]
+    except (KeyError, RecursionError, TypeError, ValueError):
+        search, draws = about, None
+    if search != about:
+        raise ValueError(
+            f"search: {str(path)!r} holds the draws of a different search. Give "
+            "a new path."
+        )
+    points = range(len(about["points"]))
     if not isinstance(draws, list) or not all(
-        type(i) is int and 0 <= i < points for i in draws
+        type(i) is int and i in points for i in draws
     ):
         raise ValueError(
-            f"path: {str(kept)!r} is damaged. Restore it, since new draws would not be "
+            f"path: {str(path)!r} is damaged. Restore it, since new draws would not be "
             "the search of the accounting. Or give a new path."
         )
+    return draws
 
 
 def _values(name, values, check) -> tuple:

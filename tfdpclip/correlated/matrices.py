@@ -172,9 +172,7 @@ class Independent(ToeplitzMatrix):
     array([1., 0., 0.])
     """
 
-    @property
-    def bandwidth(self) -> int | None:
-        return 1
+    bandwidth = 1
 
     def coefficients(self, steps: int) -> np.ndarray:
         return toeplitz.padded(np.ones(1), count(steps))
@@ -302,9 +300,7 @@ class Tree(NoiseMatrix):
     def __post_init__(self):
         _arguments.boolean("honaker", self.honaker)
 
-    @property
-    def bandwidth(self) -> int | None:
-        return None
+    bandwidth = None
 
     def strategy(self, steps: int) -> np.ndarray:
         steps = count(steps)

@@ -60,13 +60,11 @@ class MinSeparation:
 
     def describe(self) -> str:
         """Returns the participation in words, for privacy statements."""
-        times = (
-            "any number of times"
-            if self.participations is None
-            else _times(self.participations)
-        )
         if self.participations == 1:
             return "a record takes part once"
+        times = "any number of times"
+        if self.participations is not None:
+            times = f"at most {self.participations} times"
         return (
             f"a record takes part {times}, with at least {self.separation} steps from "
             "one time to the next"
@@ -159,7 +157,3 @@ def of(value: Any, steps: int) -> MinSeparation | CyclicPoisson:
         "SingleEpoch(), MinSeparation(separation=100, participations=5) or a scheme "
         f"with a participation; got {_arguments.shown(value)}."
     )
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"at most {count} times"

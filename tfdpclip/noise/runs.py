@@ -62,12 +62,8 @@ class CorrelatedNoise:
         wanted = "a noise matrix of tfdpclip.correlated, such as SquareRootToeplitz(16)"
         _arguments.instance("matrix", self.matrix, correlated.NoiseMatrix, wanted)
         scheme = getattr(self.sampling, "scheme", self.sampling)
-        if not isinstance(scheme, SamplingScheme):
-            raise ValueError(
-                "sampling must be a scheme of tfdpclip.sampling, such as "
-                "MinSeparation(population, batch_size), or its batches; got "
-                f"{_arguments.shown(self.sampling)}."
-            )
+        wanted = "a scheme, such as MinSeparation(population, batch_size), or batches"
+        _arguments.instance("sampling", scheme, SamplingScheme, wanted)
         object.__setattr__(self, "sampling", scheme)
         _arguments.set_field(self, "steps", _arguments.integer, 1)
         stream_of(self.matrix)  # Raises if no step of the matrix is known.
@@ -175,11 +171,8 @@ class CorrelatedNoise:
         Raises:
           ValueError: if the settings do not describe correlated noise.
         """
-        if not isinstance(settings, Mapping) or set(settings) != {
-            "matrix",
-            "steps",
-            "sampling",
-        }:
+        names = {"matrix", "steps", "sampling"}
+        if not isinstance(settings, Mapping) or set(settings) != names:
             raise ValueError(
                 "noise must be a CorrelatedNoise(matrix, steps, sampling), got "
                 f"{_arguments.shown(settings)}."

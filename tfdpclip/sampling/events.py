@@ -299,11 +299,8 @@ def sensitivity_factor(
     2.0
     """
     _arguments.choice("unit", unit, UNITS)
-    if not isinstance(relation, NeighboringRelation):
-        raise ValueError(
-            "relation must be a NeighboringRelation, such as "
-            f"NeighboringRelation.REPLACE_ONE, got {_arguments.shown(relation)}."
-        )
+    wanted = "a NeighboringRelation, such as NeighboringRelation.REPLACE_ONE"
+    _arguments.instance("relation", relation, NeighboringRelation, wanted)
     if unit in ("batch", "group") or relation is NeighboringRelation.REPLACE_ONE:
         return 2.0
     return 1.0
@@ -311,11 +308,8 @@ def sensitivity_factor(
 
 def check_event(name: str, event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
     """Returns `event`, or raises ValueError unless it is a `DpEvent`."""
-    if not isinstance(event, dp_accounting.DpEvent):
-        raise ValueError(
-            f"{name} must be a dp_accounting.DpEvent, got {_arguments.shown(event)}."
-        )
-    return event
+    wanted = "a dp_accounting.DpEvent"
+    return _arguments.instance(name, event, dp_accounting.DpEvent, wanted)
 
 
 def repeated(event: dp_accounting.DpEvent, count: int) -> dp_accounting.DpEvent:

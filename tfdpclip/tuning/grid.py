@@ -259,9 +259,7 @@ def _check_run_arguments(
         raise ValueError(
             "plan is required with search: without it there is nothing to bound."
         )
-    if max_runs is None:
-        return None
-    return _arguments.integer("max_runs", max_runs)
+    return _arguments.optional(_arguments.integer, "max_runs", max_runs)
 
 
 def _settings_of(point: GridPoint, draws, number: int) -> dict[str, Any]:
@@ -353,7 +351,7 @@ def _state_privacy(
 
 def _with_file(statement: SearchStatement, table) -> SearchStatement:
     """The statement, with the assumptions about runs in a file."""
-    if not table.in_file:
+    if table.path is None:
         return statement
     assumptions = [*statement.assumptions, _INTERRUPTED]
     unwritten = sum(not row.get(_table.PLAN) for row in table.rows)

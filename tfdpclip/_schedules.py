@@ -51,9 +51,8 @@ def setting(
       ValueError: if `value` is no setting, or its first value does not pass the check.
     """
     if isinstance(value, dict):
-        given = value
         try:
-            value = tf.keras.optimizers.schedules.deserialize(given)
+            value = tf.keras.optimizers.schedules.deserialize(value)
         except Exception as error:  # Keras raises many kinds of errors.
             raise ValueError(f"{name} is not a schedule: {error}") from error
     if isinstance(value, StepFunction):

@@ -135,8 +135,8 @@ def test_a_number_works_with_norms_of_zero():
 @pytest.mark.parametrize(
     "groups, text",
     [
-        (0, "groups must be 1 or more"),
-        (-3, "groups must be 1 or more"),
+        (0, "groups must be an integer of at least 1"),
+        (-3, "groups must be an integer of at least 1"),
         (True, "groups must be None"),
         (2.0, "groups must be None"),
         ([], "groups must be None"),

@@ -69,9 +69,7 @@ def normalize_groups(groups: Any) -> GroupSpec:
     if isinstance(groups, bool):
         raise ValueError(_not_groups(groups))
     if isinstance(groups, int):
-        if groups < 1:
-            raise ValueError(f"groups must be 1 or more, got {shown(groups)}.")
-        return groups
+        return _arguments.integer("groups", groups, 1)
     if isinstance(groups, str):
         if groups not in ("layer", "variable"):
             raise ValueError(

@@ -317,16 +317,7 @@ class Tree(NoiseMatrix):
     def noising(self, steps: int) -> np.ndarray:
         steps = count(steps)
         toeplitz.check_dense(steps)
-        stream = self.stream()
-        total = 2 * steps - steps.bit_count()
-        used = iter(range(total))
-
-        def draw():
-            unit = np.zeros(total)
-            unit[next(used)] = 1
-            return unit
-
-        return np.array([stream.next(draw) for _ in range(steps)])
+        return streams.written_out(self.stream(), steps)
 
     def stream(self) -> streams.Stream:
         return streams.TreeSums(self._share)

@@ -39,10 +39,8 @@ class MinSeparation:
         _arguments.set_field(self, "separation", _arguments.integer, 1)
         _arguments.set_field(self, "participations", _arguments.integer, 1)
 
-    @property
-    def amplified_rate(self) -> float | None:
-        """The rate of Poisson sampling in the accounting: None."""
-        return None
+    #: The rate of Poisson sampling in the accounting.
+    amplified_rate = None
 
     def most(self, steps: int) -> int:
         """Returns the largest number of steps, out of `steps`, with one record."""

@@ -174,3 +174,10 @@ class TreeSums(Stream):
         noise = now if self._before is None else now - self._before
         self._before = now
         return noise
+
+
+def written_out(stream: Stream, steps: int) -> np.ndarray:
+    """The coefficients of a new stream's noise on each draw, `[steps, draws]`."""
+    total = sum(map(stream.draws, range(steps)))
+    units = (np.eye(1, total, place)[0] for place in range(total))
+    return np.array([stream.next(lambda: next(units)) for _ in range(steps)])

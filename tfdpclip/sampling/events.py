@@ -199,12 +199,7 @@ class RandomAllocationDpEvent(dp_accounting.DpEvent):
 
     def __attrs_post_init__(self):
         _arguments.integer("steps_per_epoch", self.steps_per_epoch, 1)
-        _arguments.integer("steps", self.steps, 1)
-        if self.steps > self.steps_per_epoch:
-            raise ValueError(
-                f"steps must be at most steps_per_epoch = {self.steps_per_epoch}, got "
-                f"{_arguments.shown(self.steps)}: of an epoch, no more steps run."
-            )
+        _arguments.integer("steps", self.steps, 1, self.steps_per_epoch)
         _check_sampled(self)
 
     @property

@@ -247,18 +247,13 @@ def _check_run_arguments(
     _arguments.optional(_arguments.function, "progress", progress, 1)
     check_search(search)
     check_spent(spent)
-    if spent is not None and plan is None:
-        raise ValueError(
-            "plan is required with spent: without it there is nothing to add to."
-        )
+    for name, option in (("spent", spent), ("search", search)):
+        if option is not None and plan is None:
+            raise ValueError(f"plan is required with {name}, which counts its cost.")
     if plan is not None and delta is None:
         raise ValueError("delta is required with plan, for example delta=1e-5.")
     if delta is not None:
         _arguments.delta(delta)
-    if search is not None and plan is None:
-        raise ValueError(
-            "plan is required with search: without it there is nothing to bound."
-        )
     return _arguments.optional(_arguments.integer, "max_runs", max_runs)
 
 

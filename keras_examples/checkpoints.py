@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from driver_kit import npz_files
 from driver_kit.settings import UsageError
 from keras_examples import efficientnet_lite, safetensor_files
 from keras_examples.network_sizes import MODELS, BiT, EfficientNetLite, ViT
-from tfdpclip import files
 
 #: Arrays of the head, which starts anew.
 _HEADS = ("_fc.", "head/", "resnet/head/", "head.")
@@ -272,7 +272,7 @@ def read(path: str) -> dict[str, np.ndarray]:
         with tf.io.gfile.GFile(path, "rb") as stream:
             if strict:
                 return safetensor_files.parse(stream.read())
-            return files.read_npz(stream)
+            return npz_files.read_npz(stream)
     except (tf.errors.OpError, OSError, ValueError) as error:
         raise UsageError(
             f"flag --checkpoint={path} cannot be read as a {kind} file: {error}"

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from driver_kit import settings
+from driver_kit import npz_files, settings
 from keras_examples.digits_data import load_data
 from tfdpclip import files
 from tfdpclip.accounting import Ledger, PrivacyMismatchError, PrivacyStatement
@@ -217,7 +217,7 @@ def read_arrays(name: str) -> dict[str, np.ndarray]:
       UsageError: if the file is not that.
     """
     try:
-        found = files.read_npz(name)
+        found = npz_files.read_npz(name)
         missing = [part for part in ARRAYS if part not in found]
         if missing:
             raise ValueError(f"it lacks {', '.join(missing)}")

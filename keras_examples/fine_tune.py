@@ -24,11 +24,10 @@ import pathlib
 import numpy as np
 
 import tfdpclip as dpc
-from driver_kit import programs, settings
+from driver_kit import npz_files, programs, settings
 from driver_kit.lazy import tf
 from driver_kit.settings import UsageError
 from keras_examples import fine_tuning, text_records, tiny_language
-from tfdpclip import files
 
 _CARD = "MODEL_CARD.md"
 
@@ -225,7 +224,7 @@ def _network(used: Settings):
     shape = tiny_language.Shape(used.length, used.layers, used.width, classes=classes)
     if used.weights:
         names = list(np.load(used.weights).files)
-        values = files.read_npz(used.weights, names)
+        values = npz_files.read_npz(used.weights, names)
     else:
         public = text_records.read(used.public, used.text_field)
         values = fine_tuning.pretrain(shape, public, used.public_epochs)

@@ -16,10 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpclip as dpc
+from driver_kit import npz_files
 from driver_kit.settings import UsageError
 from keras_examples import text_records, tiny_language
 from keras_examples.text_records import Record, Rows
-from tfdpclip import files
 
 # Not the mean: with a mask, Keras 3 would divide by the batch's number of tokens.
 LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
@@ -174,7 +174,7 @@ def pretrained(
 ) -> dict[str, np.ndarray]:
     """The weights that `pretrain` learns from public texts, kept in a file."""
     if path.exists():
-        return files.read_npz(path, list(np.load(path).files))
+        return npz_files.read_npz(path, list(np.load(path).files))
     values = pretrain(shape, text_records.read(public), epochs)
     np.savez(path, **values)
     return values

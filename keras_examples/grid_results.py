@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from driver_kit import reports
+from driver_kit import json_files, reports
 from driver_kit.settings import UsageError
 from keras_examples.problems import Problem
 from tfdpclip import files
@@ -194,6 +194,6 @@ def _text(value: Any) -> str:
 
 def _json(path: pathlib.Path) -> Any:
     try:
-        return files.read_json(path)
+        return json_files.read_json(path)
     except ValueError as error:
         raise UsageError(str(error)) from error

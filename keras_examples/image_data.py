@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from driver_kit import idx_files
+from driver_kit import idx_files, npz_files
 from driver_kit.settings import UsageError
 from keras_examples import cifar_pickles
 from tfdpclip import files
@@ -258,7 +258,7 @@ def _read_bytes(path: pathlib.Path, most: int = _MOST_BYTES) -> bytes:
 
 def _read_npz(path: pathlib.Path, names: Sequence[str]) -> list[np.ndarray]:
     try:
-        found = files.read_npz(path, names)
+        found = npz_files.read_npz(path, names)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} is no .npz file: {error}") from error
     for name, array in found.items():

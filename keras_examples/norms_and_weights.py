@@ -20,11 +20,10 @@ import pathlib
 
 import numpy as np
 
-from driver_kit import programs, progress, settings
+from driver_kit import large_files, programs, progress, settings
 from keras_examples import norm_figures, problems, trainers, training
 from keras_examples.class_weights import class_weights
 from keras_examples.norm_summary import summarize_norms
-from tfdpclip import files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +208,7 @@ def run(used: Settings) -> programs.Outcome:
 
 def _write(gradients: np.ndarray, path: pathlib.Path) -> str:
     """Writes gradients; returns the report's text about the file."""
-    with files.replacing(path) as temporary, open(temporary, "wb") as stream:
+    with large_files.replacing(path) as temporary, open(temporary, "wb") as stream:
         np.savez(stream, gradients=gradients)
     return (
         f"{path.name} holds gradients of {len(gradients)} training examples, in "

@@ -17,9 +17,9 @@ import pathlib
 
 import numpy as np
 
-from driver_kit import programs, settings
+from driver_kit import npz_files, programs, settings
 from keras_examples.least_error import clip_errors, fixed_point_clip, optimal_clip
-from tfdpclip import files, pictures
+from tfdpclip import pictures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ def read_gradients(name: str) -> np.ndarray:
     """`[n, d]` from a file."""
     path = pathlib.Path(name)
     try:
-        found = files.read_npz(path, ["gradients"])["gradients"].astype(np.float64)
+        found = npz_files.read_npz(path, ["gradients"])["gradients"].astype(np.float64)
     except (OSError, ValueError, TypeError) as error:
         raise settings.UsageError(
             f"flag --gradients={name}: {error}. It must be a .npz file with an array "

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 import tfdpclip as dpc
-from driver_kit import settings
+from driver_kit import npz_files, settings
 from driver_kit.lazy import tf
 from keras_examples import (
     checkpoints,
@@ -241,7 +241,7 @@ def _pretrained(model, public, epochs: int, kept) -> None:
 
 def _restore(model, epochs: int, path: pathlib.Path) -> None:
     try:
-        found = files.read_npz(path)
+        found = npz_files.read_npz(path)
         kept, *values = (found[f"arr_{k}"] for k in range(len(found)))
     except (OSError, KeyError, ValueError) as error:
         raise settings.UsageError(f"{path} is damaged: {error}") from error

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from driver_kit import reports
+from driver_kit import json_files, reports
 from driver_kit.settings import UsageError
 from tfdpclip import files
 
@@ -50,10 +50,10 @@ class Unfinished:
         files.prepare_directory(self.path)
         begun, self._rows = self.path / "settings.json", self.path / "rows.json"
         if begun.exists():
-            self._refuse_others(files.read_json(begun), json.loads(text))
+            self._refuse_others(json_files.read_json(begun), json.loads(text))
         else:
             files.write_atomically(begun, text)
-        rows = files.read_json(self._rows) if self._rows.exists() else []
+        rows = json_files.read_json(self._rows) if self._rows.exists() else []
         #: JSON has no NaN and no infinity.
         self.rows: list[dict[str, Any]] = [
             {k: float(v or "nan") if type(v) in _TEXTS else v for k, v in row.items()}

@@ -12,9 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdpclip as dpc
-from driver_kit import progress
+from driver_kit import large_files, npz_files, progress
 from keras_examples.gradient_geometry import GradientGeometry, gradient_geometry
-from tfdpclip import files
 
 
 class Tracker(tf.keras.callbacks.Callback):
@@ -191,7 +190,7 @@ class Geometry(tf.keras.callbacks.Callback):
         for epoch in epochs:
             path = self._path(epoch)
             if path.exists():
-                self.found[epoch] = kind(**files.read_npz(path, self._names))
+                self.found[epoch] = kind(**npz_files.read_npz(path, self._names))
 
     def _path(self, epoch: int) -> pathlib.Path:
         return self._folder / f"geometry_{epoch}.npz"
@@ -203,7 +202,7 @@ class Geometry(tf.keras.callbacks.Callback):
             self._meter.chunks(self._data, batch_size=self._chunk),
             projections=self._planes,
         )
-        with files.replacing(self._path(epoch)) as path, path.open("wb") as file:
+        with large_files.replacing(self._path(epoch)) as path, path.open("wb") as file:
             np.savez(file, **{name: getattr(found, name) for name in self._names})
         self.found[epoch] = found
 

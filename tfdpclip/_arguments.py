@@ -132,6 +132,17 @@ def function(name: str, value: Any, count: int | None = None) -> Callable[..., A
     return value
 
 
+def kinds_of(base: type[Any]) -> dict[str, type[Any]]:
+    """The library's classes under `base` that have objects, by name."""
+    found, kinds = {}, [base]
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        if kind.__module__.startswith("tfdpclip.") and not inspect.isabstract(kind):
+            found[kind.__name__] = kind
+    return found
+
+
 def items(name: str, value: Any) -> list[Any]:
     """The entries of a sequence or array as a list; ValueError for anything else."""
     if not isinstance(value, (str, bytes, bytearray, Mapping)):

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip._arguments import positive, shown
+from tfdpclip._arguments import instance, positive
 from tfdpclip._docs import see
 from tfdpclip._variables import components
 
@@ -51,9 +51,8 @@ def setting(
       ValueError: if `value` is no setting, or its first value does not pass the check.
     """
     if isinstance(value, dict):
-        given = value
         try:
-            value = tf.keras.optimizers.schedules.deserialize(given)
+            value = tf.keras.optimizers.schedules.deserialize(value)
         except Exception as error:  # Keras raises many kinds of errors.
             raise ValueError(f"{name} is not a schedule: {error}") from error
     if isinstance(value, StepFunction):
@@ -61,12 +60,12 @@ def setting(
         return value
     if not callable(value):
         return check(name, value)
-    if not isinstance(value, tf.keras.optimizers.schedules.LearningRateSchedule):
-        raise ValueError(
-            f"{name} must be a number or a schedule that can be saved, a "
-            "tf.keras.optimizers.schedules.LearningRateSchedule; got "
-            f"{shown(value)}."
-        )
+    kind = tf.keras.optimizers.schedules.LearningRateSchedule
+    wanted = (
+        "a number or a schedule that can be saved, a "
+        "tf.keras.optimizers.schedules.LearningRateSchedule"
+    )
+    instance(name, value, kind, wanted)
     function = StepFunction(name, value)
     check(f"{name} at step 0", function.at(0))
     return function

@@ -594,16 +594,11 @@ def may_overlap(dataset: Any) -> bool:
     waits for functions on the same threads. False if a function has other state, and
     the map was given no `num_parallel_calls`.
     """
-    mapped = getattr(dataset, "_map_func", None)
-    if mapped is not None:
-        definition = mapped.function.graph.as_graph_def()
-        kinds = {node.op for node in definition.node}
-        for function in definition.library.function:
-            kinds.update(node.op for node in function.node_def)
-        if any("PyFunc" in k or "Dataset" in k or "Iterator" in k for k in kinds):
-            return False
-        ops = [definition_of(kind) for kind in kinds - _CALLS]
-        stateful = any(op is None or op.is_stateful for op in ops)
-        if stateful and type(dataset).__name__ != "_ParallelMapDataset":
-            return False
+    kinds = set(ops_of_functions(dataset))
+    if any("PyFunc" in k or "Dataset" in k or "Iterator" in k for k in kinds):
+        return False
+    ops = [definition_of(kind) for kind in kinds - _CALLS]
+    stateful = any(op is None or op.is_stateful for op in ops)
+    if stateful and type(dataset).__name__ != "_ParallelMapDataset":
+        return False
     return all(map(may_overlap, inputs_of(dataset)))

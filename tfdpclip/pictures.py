@@ -119,19 +119,6 @@ def round_ticks(axis: Any, low: float, high: float) -> None:
     axis.set_minor_locator(ticker.NullLocator())
 
 
-def plain_ticks(axis: Any, low: float, high: float) -> None:
-    """Plain numbers at powers of two, for values that no power of ten is near."""
-    from matplotlib import ticker
-
-    first, last = math.floor(math.log2(low)), math.ceil(math.log2(high))
-    step = max(1, round((last - first) / 8))
-    axis.set_major_locator(
-        ticker.FixedLocator([2.0**k for k in range(first, last + 1, step)])
-    )
-    axis.set_major_formatter(ticker.FuncFormatter(lambda v, _: f"{v:g}"))
-    axis.set_minor_locator(ticker.NullLocator())
-
-
 def save(figure: Any, path: str | os.PathLike[str]) -> pathlib.Path:
     """Writes a figure in the format of the path's ending; returns the path."""
     path, content = pathlib.Path(path), io.BytesIO()

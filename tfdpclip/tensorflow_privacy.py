@@ -258,18 +258,13 @@ def _tree(read: Mapping[str, Any], records: float | None) -> QuerySettings:
     return QuerySettings(_fixed(norm), stddev / norm, records, "tree")
 
 
-def _no_privacy(read: Mapping[str, Any], records: float | None) -> QuerySettings:
-    del read
-    return QuerySettings(None, 0.0, records)
-
-
 _READERS = {
     "GaussianSumQuery": _gaussian,
     "QuantileAdaptiveClipSumQuery": _quantile,
     "DistributedDiscreteGaussianSumQuery": _distributed,
     "TreeCumulativeSumQuery": _tree,
     "TreeResidualSumQuery": _tree,
-    "NoPrivacySumQuery": _no_privacy,
+    "NoPrivacySumQuery": lambda _, records: QuerySettings(None, 0.0, records),
 }
 
 

@@ -18,7 +18,7 @@ import itertools
 import pathlib
 from collections.abc import Sequence
 
-from driver_kit import idx_files, programs, settings
+from driver_kit import idx_files, large_files, programs, settings
 from driver_kit.progress import Progress
 from driver_kit.settings import UsageError
 from tfdpclip import files
@@ -192,7 +192,7 @@ def run(used: Settings) -> str:
     made = [output, *(wanted if used.count_words else [])]
     _refuse_existing(made, used.overwrite)
     programs.make_directory(used.output_dir)
-    with files.replacing(output) as temporary:
+    with large_files.replacing(output) as temporary:
         lines = _write(temporary, path, target, used)
         summary = _checked(temporary, target)
         if summary.both:

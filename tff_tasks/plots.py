@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from driver_kit import plotting, programs, reports, settings
-from tfdpclip import files, pictures
+from driver_kit import json_files, plotting, programs, reports, settings
+from tfdpclip import pictures
 from tff_tasks import records, studies
 from tff_tasks.studies import Row
 
@@ -71,11 +71,13 @@ class Results:
         self.directory = directory
         self.rows = studies.read_rows(directory)
         path = directory / studies.SETTINGS
-        self.settings: dict[str, Any] = files.read_json(path) if path.exists() else {}
+        self.settings: dict[str, Any] = (
+            json_files.read_json(path) if path.exists() else {}
+        )
         if not self.settings:
             # A sweep that has not ended; every run names its metric.
             config = directory / self.rows[0].directory / reports.CONFIG
-            content = files.read_json(config)
+            content = json_files.read_json(config)
             self.settings = {
                 "title": content["settings"]["task"] + " (not all was run)",
                 "metric": content["derived"]["metric"],

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from driver_kit import plotting, programs, progress, reports, settings
+from driver_kit import json_files, plotting, programs, progress, reports, settings
 from tfdpclip import files, pictures
 from tff_tasks import command, records, studies
 from tff_tasks.config import RunConfig
@@ -113,7 +113,7 @@ def search(config: RatesConfig) -> list[dict[str, Any]]:
         "first_seed": config.first_seed,
     }
     path = directory / _SETTINGS
-    if path.exists() and files.read_json(path) != about:
+    if path.exists() and json_files.read_json(path) != about:
         raise ValueError(
             f"output_dir: {directory} has a search with other run_flags; use another, "
             "for example --output_dir=runs/mine."

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from driver_kit import reports
+from driver_kit import json_files, npz_files, reports
 from tfdpclip import files
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class Checkpoints:
         earlier = [str(r) for r in self.rounds() if r < round_num]
         advice = f"Delete it to continue from round {(earlier or ['0'])[-1]}."
         try:
-            content = files.read_npz(path)
+            content = npz_files.read_npz(path)
         except ValueError as error:
             raise RunFileError(f"{error} {advice}") from error
         expected = [f"part_{i:04d}" for i in range(len(like))]
@@ -233,7 +233,7 @@ def check_same_run(
             )
         return False
     try:
-        before = dict(files.read_json(path)["settings"])
+        before = dict(json_files.read_json(path)["settings"])
     except (ValueError, KeyError, TypeError) as error:
         raise RunMismatchError(
             f"output_dir={directory}: {reports.CONFIG} cannot be read ({error}). Use "

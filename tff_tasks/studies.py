@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from driver_kit import reports
-from tfdpclip import files
+from driver_kit import json_files, reports
 from tff_tasks import records
 from tff_tasks.config import RunConfig
 
@@ -137,7 +136,7 @@ def finished(config: RunConfig) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        result = dict(files.read_json(path)["result"])
+        result = dict(json_files.read_json(path)["result"])
     except (ValueError, KeyError, TypeError) as error:
         raise records.RunFileError(
             f"{path} is damaged: {error} Delete {path.parent} to run it again."

@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
-from tfdpclip import files
+from driver_kit import json_files
 from tff_tasks.client_files import DataFileError
 
 WORD_FILE = "stackoverflow.word_count"
@@ -107,7 +107,7 @@ def load_tags(data_dir: str | pathlib.Path, size: int) -> list[str]:
     """
     path = _existing(data_dir, TAG_FILE)
     try:
-        counts = files.read_json(path)
+        counts = json_files.read_json(path)
         if not isinstance(counts, dict):
             raise ValueError("it is not an object")
         counts = {tag: int(count) for tag, count in counts.items()}

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 
 import numpy as np
 import pytest
@@ -52,7 +51,7 @@ def test_one_group_per_variable_also_where_names_repeat():
         (["d1/kernel", "d1/bias", ".*"], (2, 0, 1, 2, 2)),
         (["bias$", "kernel$", "embed"], (2, 1, 0, 1, 0)),
         ([["embed", "d2"], "d1"], (0, 1, 1, 0, 0)),
-        ([re.compile("^d"), "embed"], (1, 0, 0, 0, 0)),
+        (["^d", "embed"], (1, 0, 0, 0, 0)),
         (("d[12]", "embed"), (1, 0, 0, 0, 0)),
         ({"rest": ".*/bias", "big": ["embed", "kernel"]}, (1, 1, 0, 1, 0)),
         (lambda name: name.split("/")[1], (0, 1, 2, 1, 2)),
@@ -136,8 +135,8 @@ def test_a_number_works_with_norms_of_zero():
 @pytest.mark.parametrize(
     "groups, text",
     [
-        (0, "groups must be 1 or more"),
-        (-3, "groups must be 1 or more"),
+        (0, "groups must be an integer of at least 1"),
+        (-3, "groups must be an integer of at least 1"),
         (True, "groups must be None"),
         (2.0, "groups must be None"),
         ([], "groups must be None"),
@@ -212,8 +211,6 @@ SAVED = {
     "list": ["embed", [".*kernel", "bias"]],
     "tuple": ("embed", ("d1", "d2")),
     "mapping": {"a": "embed", "b": ("d1", "d2")},
-    "compiled": [re.compile("embed"), ".*"],
-    "compiled mapping": {"a": re.compile("embed"), "b": [re.compile("d.")]},
     "number": 1,
 }
 
@@ -231,7 +228,7 @@ def test_groups_come_back_from_json(groups):
 
 
 def test_a_pattern_with_flags_keeps_its_meaning():
-    rule = LayerwiseClip(1.0, groups=[re.compile("EMBED", re.IGNORECASE), ".*"])
+    rule = LayerwiseClip(1.0, groups=["(?i)EMBED", ".*"])
     config = json.loads(json.dumps(rule.get_config()))
     again = LayerwiseClip(**config)
     assert again.bind(NAMES).assignment == (0, 1, 1, 1, 1)

@@ -390,9 +390,9 @@ def test_a_schedule_that_leaves_the_range_still_clips(value):
         (lambda: PublicNormClip(math.inf), "master_norm must be a finite number"),
         (lambda: PublicNormClip(ScaledClip()), "master_norm must be a rule without"),
         (lambda: PublicNormClip(1.0, allocation=1), "allocation must be"),
-        (lambda: PublicNormClip(floor=0.0), "floor must be a finite number above 0"),
-        (lambda: PublicNormClip(floor=1.5), "floor must be at most 1"),
-        (lambda: PublicNormClip(floor=math.nan), "floor must be a finite number"),
+        (lambda: PublicNormClip(floor=0.0), r"floor must be in \(0, 1\]"),
+        (lambda: PublicNormClip(floor=1.5), r"floor must be in \(0, 1\]"),
+        (lambda: PublicNormClip(floor=math.nan), r"floor must be in \(0, 1\]"),
         (lambda: PublicNormClip(norms=3.0), "norms must be one number per group"),
         (lambda: PublicNormClip(norms="abc"), "norms must be one number per group"),
         (lambda: PublicNormClip(norms={"a": -1.0}), r"norms\['a'\] must be"),
@@ -402,7 +402,7 @@ def test_a_schedule_that_leaves_the_range_still_clips(value):
         (lambda: ScaledClip(norm=0.0), "norm must be a finite number above 0"),
         (lambda: ScaledClip(norm=LayerwiseClip()), "norm must be a rule without"),
         (lambda: ScaledClip(groups=2), "groups must not be a number here"),
-        (lambda: ScaledClip(floor=-1.0), "floor must be a finite number above 0"),
+        (lambda: ScaledClip(floor=-1.0), r"floor must be in \(0, 1\]"),
     ],
 )
 def test_settings_out_of_range_are_refused_by_name(make, text):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from driver_kit import reports
+from driver_kit import npz_files, reports
 from tests.faults.damage import Trap, damaged, refused_or, truncations
 from tests.faults.disk_test import federated
 from tests.stack import KERAS_3
@@ -119,7 +119,7 @@ def test_sizes_and_types_are_checked_before_anything_is_made(content, tmp_path):
     npz(path, {"a.npy": content})
     started = time.monotonic()
     with pytest.raises(ValueError, match="x.npz is cut or damaged"):
-        files.read_npz(path)
+        npz_files.read_npz(path)
     assert time.monotonic() - started < 2
 
 
@@ -128,15 +128,15 @@ def test_archives_that_unpack_to_too_much_are_refused(tmp_path):
     data = npy("(50000000,)", "'u1'", bytes(50_000_000))
     npz(path, {"a.npy": data}, compress_type=zipfile.ZIP_DEFLATED)
     assert path.stat().st_size < 100_000
-    assert files.read_npz(path)["a"].size == 50_000_000
+    assert npz_files.read_npz(path)["a"].size == 50_000_000
     with pytest.raises(ValueError, match="x.npz .*50000.* bytes, over 1000000"):
-        files.read_npz(path, most=1_000_000)
+        npz_files.read_npz(path, most=1_000_000)
     # A header that claims more than any compression could have made.
     content = path.read_bytes()
     claimed = struct.pack("<I", len(data))
     path.write_bytes(content.replace(claimed, struct.pack("<I", 2**32 - 2)))
     with pytest.raises(ValueError, match="declares more than it can hold"):
-        files.read_npz(path)
+        npz_files.read_npz(path)
 
 
 def test_arrays_of_objects_run_nothing(tmp_path):
@@ -157,15 +157,15 @@ def test_two_arrays_of_one_name_and_missing_ones(tmp_path):
             archive.writestr("a.npy", npy("(1,)", data=b"1234"))
             archive.writestr("a.npy", npy("(1,)", data=b"4321"))
     with pytest.raises(ValueError, match="x.npz.*two arrays of one name"):
-        files.read_npz(path)
+        npz_files.read_npz(path)
     np.savez(path, a=np.zeros(2))
     with pytest.raises(ValueError, match="x.npz.*lacks b"):
-        files.read_npz(path, ["a", "b"])
-    assert list(files.read_npz(path, ["a"])) == ["a"]
+        npz_files.read_npz(path, ["a", "b"])
+    assert list(npz_files.read_npz(path, ["a"])) == ["a"]
     with pytest.raises(FileNotFoundError, match="y.npz"):
-        files.read_npz(tmp_path / "y.npz")
+        npz_files.read_npz(tmp_path / "y.npz")
     with pytest.raises(ValueError, match="is not a regular file"):
-        files.read_npz(tmp_path)
+        npz_files.read_npz(tmp_path)
 
 
 @pytest.mark.slow
@@ -360,10 +360,10 @@ def test_a_bytes_stream_is_read_as_a_file_is():
     content = io.BytesIO()
     np.savez(content, a=np.arange(3))
     content.seek(5)
-    np.testing.assert_array_equal(files.read_npz(content)["a"], [0, 1, 2])
+    np.testing.assert_array_equal(npz_files.read_npz(content)["a"], [0, 1, 2])
     cut = io.BytesIO(content.getvalue()[:-30])
     with pytest.raises(ValueError, match="the file is cut or damaged"):
-        files.read_npz(cut)
+        npz_files.read_npz(cut)
 
 
 def test_pipes_and_devices_are_not_read(tmp_path):

@@ -18,10 +18,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from driver_kit import reports
+from driver_kit import npz_files, reports
 from tests.faults import correlated_run, federated_run, keras_run, stream_run
 from tests.stack import KERAS_3
-from tfdpclip import files
 from tfdpclip.accounting import Ledger
 from tff_tasks import records
 
@@ -258,7 +257,9 @@ class FederatedRun:
         checkpoints = records.Checkpoints(directory / "checkpoints")
         rounds = checkpoints.rounds()
         for one in rounds:
-            found = files.read_npz(directory / "checkpoints" / f"round_{one:06d}.npz")
+            found = npz_files.read_npz(
+                directory / "checkpoints" / f"round_{one:06d}.npz"
+            )
             assert all(np.all(np.isfinite(part)) for part in found.values())
         return rounds[-1] if rounds else 0
 

@@ -10,7 +10,7 @@ import shutil
 import numpy as np
 import pytest
 
-from driver_kit import reports
+from driver_kit import large_files, reports
 from tests.faults.injection import Killed, faults
 from tfdpclip import files, sampling
 from tfdpclip.accounting import Ledger, RoundBudget
@@ -46,7 +46,7 @@ class Large:
 
     @staticmethod
     def write(directory, number):
-        with files.replacing(directory / "file") as temporary:
+        with large_files.replacing(directory / "file") as temporary:
             handle = os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o666)
             with os.fdopen(handle, "wb") as file:
                 for piece in range(3):
@@ -304,7 +304,7 @@ def _write_at_once(path, text):
 
 
 def _write_in_pieces(path, text):
-    with files.replacing(path) as temporary:
+    with large_files.replacing(path) as temporary:
         temporary.write_text(text)
 
 
@@ -327,7 +327,7 @@ def test_links_and_permissions_stay(write, tmp_path):
 def test_a_block_that_raises_replaces_nothing(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")
-    with pytest.raises(ZeroDivisionError), files.replacing(path) as temporary:
+    with pytest.raises(ZeroDivisionError), large_files.replacing(path) as temporary:
         temporary.write_text("half")
         raise ZeroDivisionError
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
@@ -337,6 +337,6 @@ def test_a_file_that_cannot_take_its_name_is_named(tmp_path):
     path = tmp_path / "file"
     path.mkdir()
     with pytest.raises(OSError, match="a directory has this name.*file"):
-        with files.replacing(path) as temporary:
+        with large_files.replacing(path) as temporary:
             temporary.write_text("new")
     assert list(tmp_path.iterdir()) == [path]

@@ -247,6 +247,16 @@ def test_the_memory_is_taken_out_and_goes_back_into_its_own_state(tmp_path):
     path.chmod(0o640)
     with pytest.raises(ValueError, match="chmod 600"):
         federated.NoiseMemory.load(path)
+    path.chmod(0o600)
+    content = path.read_bytes()
+    np.savez(tmp_path / "other.npz", step=np.array(3))
+    other = (tmp_path / "other.npz").read_bytes()
+    np.save(tmp_path / "one.npy", np.array(3))
+    one = (tmp_path / "one.npy").read_bytes()
+    for wrong in (b"", b"[]", content[:-30], content[: len(content) // 2], other, one):
+        path.write_bytes(wrong)
+        with pytest.raises(ValueError, match="noise.secret is cut or damaged, or hold"):
+            federated.NoiseMemory.load(path)
 
 
 def test_a_budget_follows_the_states_of_real_rounds():

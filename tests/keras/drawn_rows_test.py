@@ -219,7 +219,7 @@ def test_steps_that_xla_compiles_are_those_of_filled_batches(executions, monkeyp
 
 
 def test_what_is_gathered_ahead_stays_filled():
-    batches = sampling.Poisson(0.1).batches(data(), prefetch=2)
+    batches = sampling.Poisson(0.1).batches(data()).prefetch(2)
     batches.take_as_drawn(True)
     for rows, count in rows_in(batches):
         assert rows == max(1, count)

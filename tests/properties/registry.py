@@ -337,7 +337,6 @@ SAMPLING = {
         steps=3,
         initial_step=0,
         seed=1,
-        prefetch=0,
         workers=None,
     ),
 }

@@ -314,7 +314,6 @@ TESTING: dict[str, Any] = {
         model=MODEL,
         batch=(X, Y),
         steps=4,
-        false_alarm=1e-6,
     ),
     "assert_sensitivity": case(
         testing.assert_sensitivity,
@@ -322,7 +321,6 @@ TESTING: dict[str, Any] = {
         model=MODEL,
         batch=(X, Y),
         records=[0],
-        extremes=False,
     ),
     "audit": case(
         testing.audit,
@@ -331,7 +329,6 @@ TESTING: dict[str, Any] = {
         canaries=20,
         delta=1e-5,
         claimed=1.0,
-        guesses=(0.5,),
         confidence=0.95,
         seed=1,
     ),

@@ -71,7 +71,6 @@ CORRELATED = {
         steps=10,
         participation=_ONCE,
         workload=correlated.Workload(),
-        noise_multiplier=1.0,
         path=None,
     ),
 }

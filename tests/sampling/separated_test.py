@@ -195,7 +195,7 @@ class TestBoth:
     def test_nothing_is_gathered_ahead(self, scheme):
         """A draw that is not run would bring records together."""
         with pytest.raises(ValueError, match="prefetch"):
-            scheme.batches(np.zeros((100, 1)), prefetch=2)
+            scheme.batches(np.zeros((100, 1))).prefetch(2)
 
     def test_cohorts_keep_the_separation(self, scheme):
         cohorts = scheme.cohorts(range(100), seed=1)

@@ -180,7 +180,7 @@ class BatchSizeAdvice(ShownAsText):
             ax.set_xscale("log", base=2 if ax is left else 10)
             ax.set_yscale("log")
             pictures.round_ticks(ax.yaxis, min(noise), max(noise))
-        pictures.plain_ticks(left.xaxis, min(sizes), max(sizes))
+        left.xaxis.set_major_formatter("{x:g}")
         pictures.round_ticks(right.xaxis, min(steps), max(steps))
         left.set_xlabel("expected batch size (records)")
         left.set_ylabel("cumulative noise  z √T  (clip norms)")

@@ -4,6 +4,7 @@ Every function takes a sampling scheme of `tfdpclip.sampling`, with its own even
 neighbouring relation, so that the answer is about the scheme that draws the data.
 """
 
+import functools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -17,6 +18,7 @@ from tfdpclip.accounting import _pld, accountants, gdp, search
 from tfdpclip.accounting.matrix_events import correlated_event
 from tfdpclip.correlated import NoiseMatrix
 from tfdpclip.sampling import events
+from tfdpclip.sampling.base import SamplingScheme
 
 
 class BudgetSpentError(ValueError):
@@ -315,14 +317,10 @@ def epsilon_profile(
     >>> epsilon_profile(5.0, [0, 1, 2], sampling.FullBatch(), 1e-5).round(3)
     array([0.   , 0.726, 1.061])
     """
-    delta = _arguments.delta(delta)
+    run = functools.partial(epsilon, unit=unit, sensitivity=sensitivity)
     return np.array(
         [
-            event_epsilon(
-                _event(noise_multiplier, count, sampling, unit, sensitivity),
-                delta,
-                accountant,
-            )
+            run(noise_multiplier, count, sampling, delta, accountant)
             for count in _arguments.items("steps", steps)
         ]
     )
@@ -339,11 +337,8 @@ def _event(noise_multiplier, steps, sampling, unit, sensitivity, matrix=None):
     z = _arguments.non_negative("noise_multiplier", noise_multiplier)
     steps = _arguments.integer("steps", steps)
     scheme = getattr(sampling, "scheme", sampling)
-    if not hasattr(scheme, "event"):
-        raise ValueError(
-            f"sampling must be a scheme of tfdpclip.sampling, such as Poisson(rate); "
-            f"got {_arguments.shown(sampling)}."
-        )
+    wanted = "a scheme of tfdpclip.sampling, such as Poisson(rate)"
+    _arguments.instance("sampling", scheme, SamplingScheme, wanted)
     sensitivity = _arguments.optional(_arguments.positive, "sensitivity", sensitivity)
     if matrix is not None:
         if sensitivity is not None:

@@ -11,6 +11,7 @@ from tfdpclip import _arguments
 from tfdpclip.correlated import NoiseMatrix, ToeplitzMatrix
 from tfdpclip.correlated.matrices import MOST_STEPS
 from tfdpclip.sampling import events
+from tfdpclip.sampling.base import SamplingScheme
 
 
 def correlated_event(
@@ -58,11 +59,8 @@ def correlated_event(
     scheme = getattr(sampling, "scheme", sampling)
     wanted = "a noise matrix of tfdpclip.correlated, such as BufferedToeplitz(...)"
     _arguments.instance("matrix", matrix, NoiseMatrix, wanted)
-    if not hasattr(scheme, "participation"):
-        raise ValueError(
-            "sampling must be a scheme of tfdpclip.sampling, such as "
-            f"MinSeparation(population, batch_size), got {_arguments.shown(scheme)}."
-        )
+    wanted = "a scheme, such as MinSeparation(population, batch_size)"
+    _arguments.instance("sampling", scheme, SamplingScheme, wanted)
     z = _arguments.non_negative("noise_multiplier", noise_multiplier)
     steps = _arguments.integer("steps", steps)
     if horizon is None:

@@ -167,11 +167,8 @@ class Phase:
             _arguments.integer("runs", n) for n in _arguments.items("runs", self.runs)
         ]
         _arguments.integer("idle", self.idle, 0, sum(self.runs))
-        if not hasattr(self.sampling, "event"):
-            raise ValueError(
-                "sampling must be a scheme of tfdpclip.sampling, such as "
-                f"Poisson(rate), got {_arguments.shown(self.sampling)}."
-            )
+        wanted = "a scheme of tfdpclip.sampling, such as Poisson(rate)"
+        _arguments.instance("sampling", self.sampling, SamplingScheme, wanted)
         if isinstance(self.sampling, LaplaceRelease) and not self.release:
             raise ValueError(
                 "LaplaceRelease() states an earlier release, and draws no records for "

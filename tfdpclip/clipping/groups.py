@@ -69,9 +69,7 @@ def normalize_groups(groups: Any) -> GroupSpec:
     if isinstance(groups, bool):
         raise ValueError(_not_groups(groups))
     if isinstance(groups, int):
-        if groups < 1:
-            raise ValueError(f"groups must be 1 or more, got {shown(groups)}.")
-        return groups
+        return _arguments.integer("groups", groups, 1)
     if isinstance(groups, str):
         if groups not in ("layer", "variable"):
             raise ValueError(
@@ -90,14 +88,6 @@ def normalize_groups(groups: Any) -> GroupSpec:
 def _pattern(pattern: Any, groups: Any) -> Any:
     if isinstance(pattern, (list, tuple)) and pattern:
         return [_pattern(part, groups) for part in pattern]
-    if isinstance(pattern, re.Pattern) and isinstance(pattern.pattern, str):
-        flags = pattern.flags & ~re.UNICODE
-        letters = "".join(
-            letter
-            for letter, flag in zip("imsx", (re.I, re.M, re.S, re.X), strict=True)
-            if flags & flag
-        )
-        return f"(?{letters}){pattern.pattern}" if letters else pattern.pattern
     if not isinstance(pattern, str):
         raise ValueError(_not_groups(groups))
     try:

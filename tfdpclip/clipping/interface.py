@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _schedules
-from tfdpclip._arguments import shown
+from tfdpclip._arguments import instance, shown
 from tfdpclip._docs import see
 from tfdpclip.clipping.base import ClipRule
 from tfdpclip.kernel import limits
@@ -38,8 +38,7 @@ def bound_rule(rule: ClipRule, names: Sequence[str], name: str = "clip") -> Clip
     >>> bound_rule(LayerwiseClip(1.0), ["a/kernel", "a/bias", "b/kernel"]).assignment
     (0, 0, 1)
     """
-    if not isinstance(rule, ClipRule):
-        raise ValueError(f"rule must be a clip rule, got {shown(rule)}.")
+    instance("rule", rule, ClipRule, "a clip rule")
     return check_rule(rule.bind(names), name)
 
 

@@ -94,11 +94,6 @@ def check_allocation(allocation: Any) -> None:
     choice("allocation", allocation, _ALLOCATIONS)
 
 
-def check_floor(floor: Any) -> None:
-    if _arguments.positive("floor", floor) > 1:
-        raise ValueError(f"floor must be at most 1, got {floor!r}.")
-
-
 def numbers_by_group(
     name: str,
     numbers: Any,

@@ -14,7 +14,6 @@ from tfdpclip.clipping.groups import GroupSpec, by_group, normalize_groups
 from tfdpclip.clipping.layerwise import (
     GroupedRule,
     check_allocation,
-    check_floor,
     flat_rule,
     numbers_by_group,
 )
@@ -124,7 +123,7 @@ class PublicNormClip(_PublicRule):
     def __post_init__(self):
         object.__setattr__(self, "groups", normalize_groups(self.groups))
         check_allocation(self.allocation)
-        check_floor(self.floor)
+        _arguments.rate("floor", self.floor)
         if self.master_norm is not None:
             rule = flat_rule("master_norm", self.master_norm)
             object.__setattr__(self, "master_norm", rule)
@@ -227,7 +226,7 @@ class ScaledClip(_PublicRule):
                 "groups must not be a number here: layers of similar norm get similar "
                 "multipliers anyway, at no cost. Use groups=None."
             )
-        check_floor(self.floor)
+        _arguments.rate("floor", self.floor)
         object.__setattr__(self, "norm", flat_rule("norm", self.norm))
         numbers = numbers_by_group("multipliers", self.multipliers, _arguments.positive)
         object.__setattr__(self, "multipliers", numbers)

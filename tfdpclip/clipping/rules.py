@@ -71,7 +71,7 @@ class FixedClip(ClipRule):
     elementwise = True
 
     def __post_init__(self):
-        object.__setattr__(self, "norm", _norm_setting("norm", self.norm))
+        _arguments.set_field(self, "norm", _schedules.setting, _arguments.clip_norm)
         _arguments.boolean("normalize", self.normalize)
 
     def initial_state(self) -> Any:
@@ -206,9 +206,7 @@ class QuantileClip(ClipRule):
         bits = tf.where(within, 0.5, -0.5)
         return tf.where(counted, bits, tf.zeros_like(bits))
 
-    @property
-    def indicator_levels(self) -> int:
-        return 1
+    indicator_levels = 1
 
     def next_state(self, state: Any, fractions: tf.Tensor) -> Any:
         clip_norm = self.clip_norm(state)
@@ -285,10 +283,6 @@ class QuantileClip(ClipRule):
     def clip_norm(self, state: Any) -> tf.Tensor:
         clip_norm = state[0] if isinstance(state, (tuple, list)) else state
         return tf.convert_to_tensor(clip_norm)
-
-
-def _norm_setting(name: str, value: Any) -> float | Schedule:
-    return _schedules.setting(name, value, _arguments.clip_norm)
 
 
 def _in_range(clip_norm: tf.Tensor) -> tf.Tensor:

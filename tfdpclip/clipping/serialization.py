@@ -59,6 +59,5 @@ def as_rule(clip: Any, name: str = "clip") -> ClipRule:
 
 def serialize_rule(rule: ClipRule) -> dict[str, Any]:
     """A JSON-able form of `rule`, from which `as_rule` makes an equal rule."""
-    if not isinstance(rule, ClipRule):
-        raise ValueError(f"rule must be a clip rule, got {shown(rule)}.")
+    _arguments.instance("rule", rule, ClipRule, "a clip rule")
     return {"class_name": type(rule).__name__, "config": rule.get_config()}

@@ -90,9 +90,7 @@ class BufferedToeplitz(ToeplitzMatrix):
         keep("decay", tuple(map(float, decay)))
         keep("scale", tuple(map(float, scale)))
 
-    @property
-    def bandwidth(self) -> int | None:
-        return None
+    bandwidth = None
 
     @property
     def _terms(self) -> int:  # type: ignore[override]

@@ -13,9 +13,6 @@ from tfdpclip import _arguments, pictures
 from tfdpclip.correlated.matrices import Independent, NoiseMatrix, count
 from tfdpclip.correlated.workload import Workload, check_workload
 
-# Larger noise multipliers do not fit into figures.
-_MOST_NOISE = 1e100
-
 
 @dataclasses.dataclass(frozen=True)
 class NoiseError:
@@ -81,20 +78,18 @@ def plot_noise(
     participation: Any,
     workload: Workload | None = None,
     *,
-    noise_multiplier: float = 1.0,
     path: str | os.PathLike[str] | None = None,
 ) -> Any:
     """Draws the noise in the weights after every step, next to independent noise.
 
     At equal epsilon without amplification: all matrices have the same noise multiplier,
-    each with its own s(C).
+    1, each with its own s(C).
 
     Args:
       matrices: The matrices, by their names in the figure.
       steps: n.
       participation: A participation, or a scheme with a participation.
       workload: Prefix sums by default.
-      noise_multiplier: z.
       path: The file to write, if any.
 
     Returns:
@@ -103,17 +98,8 @@ def plot_noise(
     Raises:
       ValueError: If a matrix does not fit the participation.
     """
-    z = _arguments.positive("noise_multiplier", noise_multiplier)
-    if not 1 / _MOST_NOISE <= z <= _MOST_NOISE:
-        raise ValueError(
-            f"noise_multiplier must be between {1 / _MOST_NOISE:g} and "
-            f"{_MOST_NOISE:g}, got {z}."
-        )
-    if not isinstance(matrices, Mapping):
-        raise ValueError(
-            "matrices must be a dictionary of names and matrices, got "
-            f"{_arguments.shown(matrices)}."
-        )
+    wanted = "a dictionary of names and matrices"
+    _arguments.instance("matrices", matrices, Mapping, wanted)
     workload = check_workload(workload)
     given = {"independent": Independent(), **matrices}
     steps = count(steps)
@@ -123,7 +109,7 @@ def plot_noise(
     for index, (name, matrix) in enumerate(given.items()):
         check_matrix(f"matrices[{name!r}]", matrix)
         found = matrix.sensitivity(steps, participation)
-        rows = z * found * matrix.deviations(steps, workload)
+        rows = found * matrix.deviations(steps, workload)
         means[name] = float(np.sqrt(np.mean(rows**2)))
         look = pictures.style(index, marked=False)
         axes[0, 0].plot(at, rows, label=name, linewidth=1.3, **look)
@@ -159,9 +145,5 @@ def plot_noise(
 
 def check_matrix(name: str, matrix: Any) -> NoiseMatrix:
     """Returns a matrix, or raises ValueError for all other types."""
-    if not isinstance(matrix, NoiseMatrix):
-        raise ValueError(
-            f"{name} must be a noise matrix, such as BufferedToeplitz(...) or "
-            f"Independent(), got {_arguments.shown(matrix)}."
-        )
-    return matrix
+    wanted = "a noise matrix, such as BufferedToeplitz(...) or Independent()"
+    return _arguments.instance(name, matrix, NoiseMatrix, wanted)

@@ -172,9 +172,7 @@ class Independent(ToeplitzMatrix):
     array([1., 0., 0.])
     """
 
-    @property
-    def bandwidth(self) -> int | None:
-        return 1
+    bandwidth = 1
 
     def coefficients(self, steps: int) -> np.ndarray:
         return toeplitz.padded(np.ones(1), count(steps))
@@ -302,9 +300,7 @@ class Tree(NoiseMatrix):
     def __post_init__(self):
         _arguments.boolean("honaker", self.honaker)
 
-    @property
-    def bandwidth(self) -> int | None:
-        return None
+    bandwidth = None
 
     def strategy(self, steps: int) -> np.ndarray:
         steps = count(steps)
@@ -321,16 +317,7 @@ class Tree(NoiseMatrix):
     def noising(self, steps: int) -> np.ndarray:
         steps = count(steps)
         toeplitz.check_dense(steps)
-        stream = self.stream()
-        total = 2 * steps - steps.bit_count()
-        used = iter(range(total))
-
-        def draw():
-            unit = np.zeros(total)
-            unit[next(used)] = 1
-            return unit
-
-        return np.array([stream.next(draw) for _ in range(steps)])
+        return streams.written_out(self.stream(), steps)
 
     def stream(self) -> streams.Stream:
         return streams.TreeSums(self._share)

@@ -39,10 +39,8 @@ class MinSeparation:
         _arguments.set_field(self, "separation", _arguments.integer, 1)
         _arguments.set_field(self, "participations", _arguments.integer, 1)
 
-    @property
-    def amplified_rate(self) -> float | None:
-        """The rate of Poisson sampling in the accounting: None."""
-        return None
+    #: The rate of Poisson sampling in the accounting.
+    amplified_rate = None
 
     def most(self, steps: int) -> int:
         """Returns the largest number of steps, out of `steps`, with one record."""
@@ -60,13 +58,11 @@ class MinSeparation:
 
     def describe(self) -> str:
         """Returns the participation in words, for privacy statements."""
-        times = (
-            "any number of times"
-            if self.participations is None
-            else _times(self.participations)
-        )
         if self.participations == 1:
             return "a record takes part once"
+        times = "any number of times"
+        if self.participations is not None:
+            times = f"at most {self.participations} times"
         return (
             f"a record takes part {times}, with at least {self.separation} steps from "
             "one time to the next"
@@ -159,7 +155,3 @@ def of(value: Any, steps: int) -> MinSeparation | CyclicPoisson:
         "SingleEpoch(), MinSeparation(separation=100, participations=5) or a scheme "
         f"with a participation; got {_arguments.shown(value)}."
     )
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"at most {count} times"

@@ -66,15 +66,13 @@ def of_matrix(strategy: Any, participation: Any) -> float:
     apart = np.abs(np.subtract.outer(range(steps), range(steps))) >= found.separation
     # Computed from absolute values, so that rounding cannot fake orthogonality.
     orthogonal = not np.any(gram[apart])
-    if found.amplified_rate is not None:
-        if not _ends_in_time(matrix, found.separation):
-            raise ValueError(
-                f"strategy must have at most separation = {found.separation} bands "
-                "to be amplified: a record's effect in one turn must end before its "
-                "next turn."
-            )
-        squared = float(lengths.max())
-    elif most == 1:
+    amplified = found.amplified_rate is not None
+    if amplified and not _ends_in_time(matrix, found.separation):
+        raise ValueError(
+            f"strategy must have at most separation = {found.separation} bands to be "
+            "amplified: a record's effect in one turn must end before its next turn."
+        )
+    if amplified or most == 1:
         squared = float(lengths.max())
     elif orthogonal:
         squared = _best_sum(lengths, found.separation, most)

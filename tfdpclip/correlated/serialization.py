@@ -6,22 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdpclip import _arguments
-from tfdpclip.correlated import buffered, matrices, optimized
+from tfdpclip.correlated import matrices
 from tfdpclip.correlated import participation as participations
 from tfdpclip.correlated.workload import Workload
 
-_MATRICES: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (
-        matrices.Independent,
-        matrices.Toeplitz,
-        matrices.SquareRootToeplitz,
-        matrices.InverseSquareRootToeplitz,
-        optimized.OptimizedToeplitz,
-        buffered.BufferedToeplitz,
-        matrices.Tree,
-    )
-}
 _PARTICIPATIONS: dict[str, Any] = {
     "SingleEpoch": lambda **_: participations.SingleEpoch(),
     "MinSeparation": participations.MinSeparation,
@@ -40,13 +28,10 @@ def from_dict(settings: dict[str, Any]) -> matrices.NoiseMatrix:
     >>> from_dict(matrices.SquareRootToeplitz(3).to_dict())
     SquareRootToeplitz(bands=3, momentum=0.0)
     """
-    if not isinstance(settings, Mapping):
-        raise ValueError(
-            f"settings must be a dictionary, got {_arguments.shown(settings)}."
-        )
-    settings = dict(settings)
+    settings = dict(_arguments.instance("settings", settings, Mapping, "a dictionary"))
+    kinds = _arguments.kinds_of(matrices.NoiseMatrix)
     try:
-        kind = _MATRICES[settings.pop("matrix")]
+        kind = kinds[settings.pop("matrix")]
         if isinstance(settings.get("participation"), Mapping):
             given = dict(settings["participation"])
             make = _PARTICIPATIONS[given.pop("participation")]
@@ -57,5 +42,5 @@ def from_dict(settings: dict[str, Any]) -> matrices.NoiseMatrix:
     except (KeyError, TypeError) as error:
         raise ValueError(
             f"settings do not describe a noise matrix ({error}); known matrices are "
-            f"{', '.join(_MATRICES)}."
+            f"{', '.join(sorted(kinds))}."
         ) from error

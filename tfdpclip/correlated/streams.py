@@ -27,26 +27,18 @@ class Stream(abc.ABC):
     #: The number of vectors in memory between steps.
     buffers: int
 
-    def __init__(self) -> None:
-        self.step = 0
-
     def draws(self, step: int) -> int:
         """Returns how many fresh draws of mean 0 and variance 1 a step needs."""
         del step
         return 1
 
+    @abc.abstractmethod
     def next(self, draw: Draw) -> np.ndarray:
         """Returns the noise of the next step.
 
         Args:
-          draw: Returns the next fresh draw; called `draws(self.step)` times.
+          draw: Returns the next fresh draw; called `draws(step)` times.
         """
-        noise = self._next(draw)
-        self.step += 1
-        return noise
-
-    @abc.abstractmethod
-    def _next(self, draw: Draw) -> np.ndarray: ...
 
 
 class Redrawn(Stream):
@@ -65,12 +57,11 @@ class Redrawn(Stream):
     """
 
     def __init__(self, weights: np.ndarray):
-        super().__init__()
         self.weights = np.asarray(weights, float)
         self.buffers = len(self.weights) - 1
         self._past: list[np.ndarray] = []
 
-    def _next(self, draw: Draw) -> np.ndarray:
+    def next(self, draw: Draw) -> np.ndarray:
         self._past = [draw(), *self._past][: len(self.weights)]
         return sum(d * z for d, z in zip(self.weights, self._past, strict=False))
 
@@ -91,12 +82,11 @@ class Recursive(Stream):
     """
 
     def __init__(self, coefficients: np.ndarray):
-        super().__init__()
         self.coefficients = np.asarray(coefficients, float)
         self.buffers = len(self.coefficients) - 1
         self._past: list[np.ndarray] = []
 
-    def _next(self, draw: Draw) -> np.ndarray:
+    def next(self, draw: Draw) -> np.ndarray:
         # In the first steps there is less past than there are coefficients.
         pairs = zip(self.coefficients[1:], self._past, strict=False)
         rest = sum((c * w for c, w in pairs), np.zeros(1))
@@ -122,13 +112,12 @@ class Buffered(Stream):
     """
 
     def __init__(self, decay: np.ndarray, scale: np.ndarray):
-        super().__init__()
         self.decay = np.asarray(decay, float)
         self.scale = np.asarray(scale, float)
         self.buffers = len(self.decay)
         self._kept: list[np.ndarray] = []
 
-    def _next(self, draw: Draw) -> np.ndarray:
+    def next(self, draw: Draw) -> np.ndarray:
         fresh = draw()
         if not self._kept:
             self._kept = [np.zeros_like(fresh) for _ in self.decay]
@@ -156,7 +145,6 @@ class TreeSums(Stream):
     """
 
     def __init__(self, share: Callable[[int], float]):
-        super().__init__()
         self._share = share
         self._levels: dict[int, np.ndarray] = {}
         self._before: np.ndarray | None = None
@@ -164,13 +152,13 @@ class TreeSums(Stream):
     @property
     def buffers(self) -> int:  # type: ignore[override]
         """One for each level so far, and the last prefix sum."""
-        return self.step.bit_length() + 1
+        return max(self._levels, default=-1) + 2
 
     def draws(self, step: int) -> int:
         # One for the leaf, and one for each node that the leaf completes.
         return 1 + (step & ~(step + 1)).bit_count()
 
-    def _next(self, draw: Draw) -> np.ndarray:
+    def next(self, draw: Draw) -> np.ndarray:
         estimate, level = draw(), 0
         while level in self._levels:
             below = self._levels.pop(level) + estimate
@@ -186,3 +174,10 @@ class TreeSums(Stream):
         noise = now if self._before is None else now - self._before
         self._before = now
         return noise
+
+
+def written_out(stream: Stream, steps: int) -> np.ndarray:
+    """The coefficients of a new stream's noise on each draw, `[steps, draws]`."""
+    total = sum(map(stream.draws, range(steps)))
+    units = (np.eye(1, total, place)[0] for place in range(total))
+    return np.array([stream.next(lambda: next(units)) for _ in range(steps)])

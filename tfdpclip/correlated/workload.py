@@ -9,7 +9,6 @@ import numpy as np
 from scipy import signal
 
 from tfdpclip import _arguments
-from tfdpclip.correlated import toeplitz
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Workload:
       learning_rates: eta of every step, for a schedule; None for a constant rate. Only
         the ratios matter.
 
-    >>> Workload(momentum=0.5).coefficients(4)
+    >>> Workload(momentum=0.5).applied(np.array([1.0, 0.0, 0.0, 0.0]))
     array([1.   , 1.5  , 1.75 , 1.875])
     """
 
@@ -47,12 +46,6 @@ class Workload:
             raise ValueError("learning_rates must be 0 or above, and not all 0.")
         object.__setattr__(self, "learning_rates", tuple(map(float, rates)))
 
-    def coefficients(self, steps: int) -> np.ndarray:
-        """The first column of the workload, without learning rates."""
-        if self.momentum == 0:
-            return np.ones(steps)
-        return np.cumsum(self.momentum ** np.arange(steps))
-
     def rates(self, steps: int) -> np.ndarray | None:
         """The learning rates, with maximum 1; None if all are equal.
 
@@ -70,17 +63,6 @@ class Workload:
         if not rates.max() > 0:
             raise ValueError(f"learning_rates of the first {steps} steps are all 0.")
         return None if np.ptp(rates) == 0 else rates / rates.max()
-
-    def matrix(self, steps: int) -> np.ndarray:
-        """A, the map from released gradients to the weights after every step.
-
-        >>> Workload(learning_rates=(1.0, 0.5)).matrix(2)
-        array([[1. , 0. ],
-               [1. , 0.5]])
-        """
-        matrix = toeplitz.dense(self.coefficients(steps), steps)
-        rates = self.rates(steps)
-        return matrix if rates is None else matrix * rates
 
     def applied(self, stream: np.ndarray) -> np.ndarray:
         """A times a stream of steps along the first axis, without learning rates.
@@ -111,9 +93,5 @@ def check_workload(workload: Any) -> Workload:
     """Returns a workload, prefix sums for None; ValueError for all other types."""
     if workload is None:
         return Workload()
-    if not isinstance(workload, Workload):
-        raise ValueError(
-            "workload must be a Workload, such as Workload(momentum=0.9), got "
-            f"{_arguments.shown(workload)}."
-        )
-    return workload
+    wanted = "a Workload, such as Workload(momentum=0.9)"
+    return _arguments.instance("workload", workload, Workload, wanted)

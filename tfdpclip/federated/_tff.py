@@ -25,7 +25,7 @@ from typing import Any
 import attrs
 import grpc
 
-from tfdpclip._arguments import shown
+from tfdpclip._arguments import instance
 
 try:
     import tensorflow_federated as tff
@@ -164,11 +164,7 @@ def named_leaves(value_type: Any) -> list[tuple[str, Any]]:
     """
     if isinstance(value_type, TensorType):
         return [("0", value_type)]
-    if not isinstance(value_type, StructType):
-        raise ValueError(
-            "value_type must be a tensor or a structure of tensors, got "
-            f"{shown(value_type)}."
-        )
+    instance("value_type", value_type, StructType, "a tensor or a structure of tensors")
     leaves = []
     for i, (name, element) in enumerate(_elements(value_type)):
         part = str(i) if name is None else name

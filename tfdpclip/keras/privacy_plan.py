@@ -375,7 +375,7 @@ class PrivacyPlan(BudgetPlan):
         Args:
           data: As for `scheme.batches`: (x, y), arrays, a data set with random access.
           *others: Always empty: inputs and labels are one argument, (x, y).
-          **options: `seed`, `initial_step`, `prefetch`, as for `scheme.batches`; with
+          **options: `seed`, `initial_step`, as for `scheme.batches`; with
             `per_person` also `people`, the person of each example.
 
         Raises:

@@ -203,7 +203,14 @@ class NoiseMemory:
                 "can be subtracted. Begin another matrix without it; or, if you are "
                 f"sure that only you have read it: chmod 600 {path}"
             )
-        return cls(files.read_npz(path, PARTS))
+        content = io.BytesIO(files.read_bytes(path))
+        try:
+            with np.load(content, allow_pickle=False) as arrays:
+                return cls({name: arrays[name] for name in PARTS})
+        except Exception as error:  # Damaged archives raise a dozen kinds of errors.
+            raise ValueError(
+                f"{path} is cut or damaged, or holds no memory of noise: {error}."
+            ) from error
 
 
 def split_noise(state: Any) -> tuple[Any, NoiseMemory]:

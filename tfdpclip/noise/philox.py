@@ -45,9 +45,7 @@ def derive(seed: tf.Tensor, purpose: int | tf.Tensor) -> tf.Tensor:
 
 def full_integers(shape: list, seed: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Uniform among all numbers of an integer type."""
-    return tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=shape, **_generator(seed), dtype=dtype
-    )
+    return _bits(shape, *key_and_counter(seed), dtype)
 
 
 def uniform(shape: list, seed: tf.Tensor, dtype: tf.DType = tf.float32) -> tf.Tensor:
@@ -68,13 +66,7 @@ def words(count: int, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
     Returns:
       uint32 `[count]`.
     """
-    return tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[count],
-        key=key,
-        counter=counter,
-        alg=tf.constant(_PHILOX),
-        dtype=tf.uint32,
-    )
+    return _bits([count], key, counter, tf.uint32)
 
 
 def normal(shape: list, seed: tf.Tensor) -> tf.Tensor:
@@ -89,6 +81,15 @@ def key_and_counter(seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     words = tf.bitcast(_permuted(seed, _STREAM, 0), tf.uint64)
     # Blocks are counted in the lower half of the counter, which comes first.
     return words[:1], tf.stack([tf.zeros([], tf.uint64), words[1]])
+
+
+def _bits(
+    shape: list, key: tf.Tensor, counter: tf.Tensor, dtype: tf.DType
+) -> tf.Tensor:
+    alg = tf.constant(_PHILOX)
+    return tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=shape, key=key, counter=counter, alg=alg, dtype=dtype
+    )
 
 
 def _generator(seed):
@@ -121,10 +122,4 @@ def _permuted(seed, domain, purpose):
         purpose = tf.cast(tf.bitcast(purpose, tf.uint32), tf.uint64)
         key = tf.constant([domain << 32], tf.uint64) + purpose
     # A single block of the generator, with the seed as the counter.
-    return tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[2],
-        key=key,
-        counter=tf.bitcast(seed, tf.uint64),
-        alg=tf.constant(_PHILOX),
-        dtype=tf.int64,
-    )
+    return _bits([2], key, tf.bitcast(seed, tf.uint64), tf.int64)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tfdpclip import _arguments, _sealed, correlated
+from tfdpclip.correlated import streams
 from tfdpclip.noise.steps import stream_of
 from tfdpclip.sampling import schemes
 from tfdpclip.sampling.base import SamplingScheme
@@ -62,12 +63,8 @@ class CorrelatedNoise:
         wanted = "a noise matrix of tfdpclip.correlated, such as SquareRootToeplitz(16)"
         _arguments.instance("matrix", self.matrix, correlated.NoiseMatrix, wanted)
         scheme = getattr(self.sampling, "scheme", self.sampling)
-        if not isinstance(scheme, SamplingScheme):
-            raise ValueError(
-                "sampling must be a scheme of tfdpclip.sampling, such as "
-                "MinSeparation(population, batch_size), or its batches; got "
-                f"{_arguments.shown(self.sampling)}."
-            )
+        wanted = "a scheme, such as MinSeparation(population, batch_size), or batches"
+        _arguments.instance("sampling", scheme, SamplingScheme, wanted)
         object.__setattr__(self, "sampling", scheme)
         _arguments.set_field(self, "steps", _arguments.integer, 1)
         stream_of(self.matrix)  # Raises if no step of the matrix is known.
@@ -99,6 +96,7 @@ class CorrelatedNoise:
         steps = min(self.steps, _TRIED)
         strategy = self.matrix.strategy(steps)
         noising = self.matrix.noising(steps)
+        written = streams.written_out(self.matrix.stream(), steps)
         longer = self.matrix.strategy(min(self.steps, 2 * _TRIED))
         square = strategy.shape == (steps, steps)
         fault = None
@@ -106,7 +104,7 @@ class CorrelatedNoise:
             fault = "noising(n) @ strategy(n) is not the identity"
         elif square and not np.allclose(longer[:steps, :steps], strategy, atol=1e-6):
             fault = "strategy(n) changes its first entries with n"
-        elif not np.allclose(_streamed(self.matrix, steps), noising, atol=1e-6):
+        elif not np.allclose(written, noising, atol=1e-6):
             fault = "stream() differs from noising(n)"
         else:
             separation = self.sampling.participation(self.steps).separation
@@ -175,11 +173,8 @@ class CorrelatedNoise:
         Raises:
           ValueError: if the settings do not describe correlated noise.
         """
-        if not isinstance(settings, Mapping) or set(settings) != {
-            "matrix",
-            "steps",
-            "sampling",
-        }:
+        names = {"matrix", "steps", "sampling"}
+        if not isinstance(settings, Mapping) or set(settings) != names:
             raise ValueError(
                 "noise must be a CorrelatedNoise(matrix, steps, sampling), got "
                 f"{_arguments.shown(settings)}."
@@ -195,13 +190,6 @@ def _words_of(settings: Mapping[str, Any]) -> tuple[int, int]:
     words = _sealed.digest(settings).removeprefix("sha256:")
     first, second = np.frombuffer(bytes.fromhex(words)[:16], "<i8").tolist()
     return first, second
-
-
-def _streamed(matrix: correlated.NoiseMatrix, steps: int) -> np.ndarray:
-    """The coefficients of the stream's noise on each draw, `[steps, draws]`."""
-    stream = matrix.stream()
-    units = iter(np.eye(sum(stream.draws(step) for step in range(steps))))
-    return np.array([stream.next(lambda: next(units)) for _ in range(steps)])
 
 
 def as_run(noise: Any, noise_multiplier: Any) -> CorrelatedNoise | None:

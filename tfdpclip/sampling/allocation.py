@@ -67,7 +67,7 @@ class RandomAllocation(IndependentRecords):
     _overflows_in: ClassVar[str] = "epoch"
 
     def __post_init__(self):
-        self._keep("steps", _arguments.integer("steps", self.steps, 1))
+        _arguments.set_field(self, "steps", _arguments.integer, 1)
         self._check_room()
 
     @property

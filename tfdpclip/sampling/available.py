@@ -43,13 +43,9 @@ class AvailableClients(SamplingScheme):
     independent_steps: ClassVar[bool] = False
 
     def __post_init__(self):
-        self._keep_counts("cohort_size", "separation")
-        if self.participations is not None:
-            self._keep_counts("participations")
+        self._keep_counts("cohort_size", "separation", "participations")
 
-    @property
-    def neighboring_relation(self) -> NeighboringRelation:
-        return NeighboringRelation.REPLACE_SPECIAL
+    neighboring_relation = NeighboringRelation.REPLACE_SPECIAL
 
     def participation(self, steps: int) -> correlated.MinSeparation:
         _arguments.integer("steps", steps, 1)
@@ -133,12 +129,8 @@ class AvailableCohorts:
         *,
         state: Mapping[str, Any] | None = None,
     ):
-        if not isinstance(scheme, AvailableClients):
-            raise ValueError(
-                "scheme must be AvailableClients(cohort_size, separation), got "
-                f"{_arguments.shown(scheme)}."
-            )
-        self.scheme = scheme
+        wanted = "AvailableClients(cohort_size, separation)"
+        self.scheme = _arguments.instance("scheme", scheme, AvailableClients, wanted)
         self._available = _arguments.function("available", available, 1)
         self._key = DrawKey.fresh()
         self._name = secrets.token_hex(16)
@@ -205,10 +197,7 @@ class AvailableCohorts:
         return rested and (limit is None or self._times[client] < limit)
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        if not isinstance(state, Mapping):
-            raise ValueError(
-                f"state must be a dictionary, got {_arguments.shown(state)}."
-            )
+        _arguments.instance("state", state, Mapping, "a dictionary")
         try:
             self._name = _arguments.text("state", state["name"])
             self._next = _arguments.integer("state", state["next"])

@@ -199,14 +199,13 @@ class SamplingScheme(abc.ABC):
         """Returns the settings as JSON-ready values, with the class name."""
         return {"scheme": type(self).__name__, **dataclasses.asdict(cast(Any, self))}
 
-    def _keep(self, name: str, value: Any) -> None:
-        """Sets a field of the frozen dataclass; numbers become plain Python numbers."""
-        object.__setattr__(self, name, value)
-
     def _keep_counts(self, *names: str) -> None:
-        """Checks fields that are counts, and sets them as plain integers."""
+        """Checks fields that are counts, and sets them as plain integers.
+
+        A field that is None by default may be None.
+        """
         for name in names:
-            self._keep(name, _arguments.count_of(name, getattr(self, name)))
+            _arguments.set_field(self, name, _arguments.count_of)
 
     @abc.abstractmethod
     def _capacity(self, population: int) -> int:

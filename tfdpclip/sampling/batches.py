@@ -88,8 +88,6 @@ class Batches(tf.data.Dataset):
       steps: Logical steps per iteration; `scheme.steps_per_epoch` by default.
       initial_step: Number of the first logical step, to continue after a restart.
       seed: Fixes the draws. For experiments only.
-      prefetch: Elements to gather ahead. By default 1 if gathering ahead cannot
-        misalign steps, else 0.
       workers: For data with `__getitem__`: how many threads may call it at a time. 1
         by default, since not every object allows concurrent calls: if two threads
         seek in one file, each may read the wrong record.
@@ -131,13 +129,13 @@ class Batches(tf.data.Dataset):
         steps: int | None = None,
         initial_step: int = 0,
         seed: int | None = None,
-        prefetch: int | None = None,
         workers: int | None = None,
         views: int = 1,
         people: Any = None,
         per_person: int | None = None,
     ):
-        _check_scheme(scheme)
+        wanted = "a sampling scheme, such as Poisson(0.01)"
+        _arguments.instance("scheme", scheme, SamplingScheme, wanted)
         accumulation_steps = _arguments.integer(
             "accumulation_steps", accumulation_steps, 1, MOST_ROWS
         )
@@ -153,7 +151,9 @@ class Batches(tf.data.Dataset):
         if steps is None:
             steps = scheme.steps_per_epoch(source.size)
         steps = _arguments.integer("steps", steps, 1, MOST_ROWS)
-        prefetch = _prefetch_for(drawn, prefetch, accumulation_steps, seed)
+        # An element is gathered ahead where this cannot misalign steps.
+        may_run_ahead = accumulation_steps == 1 and drawn.independent_steps
+        ahead = int(may_run_ahead and seed is None)
         if not drawn.independent_steps:
             # An index must stand for the same record over the steps: shuffling the
             # arrays in place would bring a record into consecutive steps.
@@ -178,8 +178,8 @@ class Batches(tf.data.Dataset):
         self._cut: bool | None = None
         # The number of replicas that contribute to a draw.
         self._replicas = 1
-        self._ahead = steps, prefetch
-        self._drawer.draws.ahead = max(self._drawer.draws.ahead, prefetch)
+        self._ahead = steps, ahead
+        self._drawer.draws.ahead = max(self._drawer.draws.ahead, ahead)
         # Earlier data sets of the same draws, by the lengths of their elements.
         self._others: dict = {}
         self._by_class = False
@@ -190,9 +190,9 @@ class Batches(tf.data.Dataset):
 
     def _elements(self, lengths: Sequence[int] | None) -> tf.data.Dataset:
         """The data set of the draws, with all transformations so far."""
-        steps, prefetch = self._ahead
+        steps, ahead = self._ahead
         dataset = drawn_elements(self._drawer, steps, lengths)
-        dataset = dataset.prefetch(prefetch) if prefetch else dataset
+        dataset = dataset.prefetch(ahead) if ahead else dataset
         for change in self._recipe:
             dataset = change(dataset)
         return dataset
@@ -451,11 +451,7 @@ class Batches(tf.data.Dataset):
         TensorShape([4, 3])
         """
         del deterministic, name
-        if not callable(map_func):
-            raise ValueError(
-                "map_func must be a function of one record, got "
-                f"{_arguments.shown(map_func)}."
-            )
+        _arguments.function("map_func", map_func)
         assumptions: tuple[str, ...] = ()
         by_class = class_weights.is_class_weights(map_func)
         if by_class:
@@ -494,11 +490,7 @@ class Batches(tf.data.Dataset):
         Raises:
           ValueError: If the number of rows or of parts changes.
         """
-        if not callable(function):
-            raise ValueError(
-                "function must be a function of a batch, got "
-                f"{_arguments.shown(function)}."
-            )
+        _arguments.function("function", function)
         name, on_element = record_map.name_of(function), record_map.on_batches(function)
         derived = self._derived(
             lambda data: record_map.mapped(data, on_element, self.seed),
@@ -577,14 +569,6 @@ class Batches(tf.data.Dataset):
 refuse_the_rest(Batches)
 
 
-def _check_scheme(scheme: Any) -> None:
-    if not isinstance(scheme, SamplingScheme):
-        raise ValueError(
-            "scheme must be a sampling scheme, such as Poisson(0.01), got "
-            f"{_arguments.shown(scheme)}."
-        )
-
-
 def _open_source(
     scheme: SamplingScheme,
     data: Any,
@@ -594,17 +578,14 @@ def _open_source(
     seed: int | None,
 ) -> sources.Source:
     """The source of the records that `scheme` draws: examples, or people."""
-    if workers is not None:
-        workers = _arguments.integer("workers", workers, 1, MOST_WORKERS)
+    workers = _arguments.optional(
+        _arguments.integer, "workers", workers, 1, MOST_WORKERS
+    )
     if isinstance(data, Stream):
         return _open_stream(scheme, data, workers, people)
     parts = data if isinstance(data, tuple) else (data,)
-    named = [
-        found
-        for part, name in zip(parts, sources.PARTS, strict=False)
-        for found in row_weights.names(part, name).items()
-    ]
-    columns.refuse_other_rows([*named, ("people", people)])
+    named = {**row_weights.names_of_parts(parts), "people": people}
+    columns.refuse_other_rows(named.items())
     source = sources.open_source(data, workers)
     if isinstance(scheme, CappedPoisson):
         return _cap_examples(source, people, per_person, scheme, seed)
@@ -659,19 +640,3 @@ def _cap_examples(source, people, per_person, scheme, seed) -> CappedExamples:
         )
     key = DrawKey.fresh() if seed is None else DrawKey(seed)
     return CappedExamples(source, people, scheme.per_person, key.rng(0, purpose=3))
-
-
-def _prefetch_for(
-    drawn: SamplingScheme,
-    prefetch: int | None,
-    accumulation_steps: int,
-    seed: int | None,
-) -> int:
-    """The number of elements to gather ahead; by default 1 where that is sound."""
-    may_run_ahead = accumulation_steps == 1 and drawn.independent_steps
-    if prefetch is None:
-        prefetch = 1 if may_run_ahead and seed is None else 0
-    prefetch = _arguments.integer("prefetch", prefetch, 0, MOST_ROWS)
-    if prefetch and not may_run_ahead:
-        raise ValueError(NO_PREFETCH)
-    return prefetch

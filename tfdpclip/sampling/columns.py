@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip._docs import see
-from tfdpclip.sampling.row_weights import names
+from tfdpclip.sampling.row_weights import names_of_parts
 
 _TEXTS = (str, bytes)
 _NUMBERS = (bool, int, float, np.number, np.bool_)
@@ -198,9 +198,7 @@ def split_lists(parts: tuple) -> tuple:
     Raises:
       ValueError: if a list of arrays is ambiguous.
     """
-    leaves: dict[str, Any] = {}
-    for part, name in zip(parts, ("x", "y", "sample_weight"), strict=False):
-        leaves |= names(part, name)
+    leaves = names_of_parts(parts)
     lists = {name: leaf for name, leaf in leaves.items() if _lists_arrays(leaf)}
     if not lists:
         return parts

@@ -199,12 +199,7 @@ class RandomAllocationDpEvent(dp_accounting.DpEvent):
 
     def __attrs_post_init__(self):
         _arguments.integer("steps_per_epoch", self.steps_per_epoch, 1)
-        _arguments.integer("steps", self.steps, 1)
-        if self.steps > self.steps_per_epoch:
-            raise ValueError(
-                f"steps must be at most steps_per_epoch = {self.steps_per_epoch}, got "
-                f"{_arguments.shown(self.steps)}: of an epoch, no more steps run."
-            )
+        _arguments.integer("steps", self.steps, 1, self.steps_per_epoch)
         _check_sampled(self)
 
     @property
@@ -299,11 +294,8 @@ def sensitivity_factor(
     2.0
     """
     _arguments.choice("unit", unit, UNITS)
-    if not isinstance(relation, NeighboringRelation):
-        raise ValueError(
-            "relation must be a NeighboringRelation, such as "
-            f"NeighboringRelation.REPLACE_ONE, got {_arguments.shown(relation)}."
-        )
+    wanted = "a NeighboringRelation, such as NeighboringRelation.REPLACE_ONE"
+    _arguments.instance("relation", relation, NeighboringRelation, wanted)
     if unit in ("batch", "group") or relation is NeighboringRelation.REPLACE_ONE:
         return 2.0
     return 1.0
@@ -311,11 +303,8 @@ def sensitivity_factor(
 
 def check_event(name: str, event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
     """Returns `event`, or raises ValueError unless it is a `DpEvent`."""
-    if not isinstance(event, dp_accounting.DpEvent):
-        raise ValueError(
-            f"{name} must be a dp_accounting.DpEvent, got {_arguments.shown(event)}."
-        )
-    return event
+    wanted = "a dp_accounting.DpEvent"
+    return _arguments.instance(name, event, dp_accounting.DpEvent, wanted)
 
 
 def repeated(event: dp_accounting.DpEvent, count: int) -> dp_accounting.DpEvent:

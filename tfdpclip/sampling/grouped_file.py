@@ -78,12 +78,7 @@ class GroupedFile:
         runs = self._runs.get(group, [])
         rows = sum(count for _, count in runs)
         numbers = np.empty(rows, np.int64)
-        parts = tuple(
-            sources.map_leaves(
-                lambda spec: sources.blank(rows, *spec), part, is_leaf=sources.is_spec
-            )
-            for part in self._row_spec
-        )
+        parts = sources.blank_parts(self._row_spec, rows)
         columns = [numbers, *sources.flatten(parts)]
         first = 0
         with self._explaining():

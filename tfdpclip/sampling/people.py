@@ -183,11 +183,7 @@ def checked_ids(ids: Any, size: int | None = None) -> np.ndarray:
       ValueError: if ids are not integers or texts, one for each example.
     """
     if np.ma.is_masked(ids):
-        raise ValueError(
-            "people must be known, and some ids are masked: all people without an id "
-            "would count as one person. Drop their examples, or give each person a "
-            "separate id." + see("records-of-several-rows")
-        )
+        raise _unknown("some ids are masked")
     # From a list, NumPy would make texts of all ids, of a missing id as well.
     listed = isinstance(ids, (list, tuple))
     found = np.array(ids, dtype=object if listed else None)
@@ -219,12 +215,7 @@ def checked_ids(ids: Any, size: int | None = None) -> np.ndarray:
         found = found.astype(object)
         missing = _MISSING.intersection(found)
         if missing:
-            raise ValueError(
-                f"people must be known, and a missing id becomes {missing.pop()!r} as "
-                "a text: all people without an id would count as one person, and none "
-                "of them would be protected. Drop their examples, or give each person "
-                "a separate id." + see("records-of-several-rows")
-            )
+            raise _unknown(f"a missing id becomes {missing.pop()!r} as a text")
         return found
     if found.dtype.kind not in "iu":
         raise ValueError(
@@ -235,10 +226,14 @@ def checked_ids(ids: Any, size: int | None = None) -> np.ndarray:
             "ids.astype(str)." + see("records-of-several-rows")
         )
     if np.any(found == -1):
-        raise ValueError(
-            "people must be known, and the codes of pandas have -1 for a missing id: "
-            "all people without an id would count as one person. Drop their examples, "
-            "or give each person a separate id; if -1 is a person's id, write "
-            "ids.astype(str)." + see("records-of-several-rows")
-        )
+        codes = "the codes of pandas have -1 for a missing id"
+        raise _unknown(codes, "; if -1 is a person's id, write ids.astype(str)")
     return found
+
+
+def _unknown(why: str, more: str = "") -> ValueError:
+    return ValueError(
+        f"people must be known, and {why}: all people without an id would count as one "
+        "person, and none of them would be protected. Drop their examples, or give "
+        f"each person a separate id{more}." + see("records-of-several-rows")
+    )

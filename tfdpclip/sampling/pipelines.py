@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip.sampling.record_proof import repeat_numbers
+from tfdpclip.sampling.row_weights import names_of_parts
 
 # Steps that keep every element a single record, which occurs once.
 _KEEPS_RECORDS = frozenset(
@@ -324,7 +325,9 @@ def _refuse_steps(
 
 
 def _refuse_ragged(dataset) -> None:
-    for place, spec in _specs(dataset.element_spec):
+    element = dataset.element_spec
+    parts = element if isinstance(element, tuple) else (element,)
+    for place, spec in names_of_parts(parts).items():
         if isinstance(spec, (tf.TensorSpec, tf.SparseTensorSpec)):
             continue
         if isinstance(spec, tf.RaggedTensorSpec):
@@ -339,22 +342,6 @@ def _refuse_ragged(dataset) -> None:
             "batches hold dense tensors: use dataset.map(function) with a function "
             "that returns tensors." + see("records-of-several-shapes")
         )
-
-
-def _specs(node: Any, place: str | None = None):
-    """The specs of an element with their places, such as x['age'] or y."""
-    if place is None:
-        parts = node if isinstance(node, tuple) else (node,)
-        for part, name in zip(parts, ("x", "y", "sample_weight"), strict=False):
-            yield from _specs(part, name)
-    elif isinstance(node, dict):
-        for key, value in node.items():
-            yield from _specs(value, f"{place}[{key!r}]")
-    elif isinstance(node, tuple):
-        for key, value in enumerate(node):
-            yield from _specs(value, f"{place}[{key}]")
-    else:
-        yield place, node
 
 
 def _refuse_shared_rows(dataset, size: int) -> None:

@@ -32,19 +32,14 @@ class IndependentRecords(SamplingScheme):
     population: int | None
 
     def _check_room(self) -> None:
-        if self.capacity is not None:
-            self._keep_counts("capacity")
-            if self.population is None:
-                raise ValueError(
-                    "population must be given with capacity: the probability that a "
-                    "draw overflows depends on it."
-                )
-        if self.population is not None:
-            self._keep_counts("population")
+        self._keep_counts("capacity", "population")
+        if self.capacity is not None and self.population is None:
+            raise ValueError(
+                "population must be given with capacity: the probability that a "
+                "draw overflows depends on it."
+            )
 
-    @property
-    def neighboring_relation(self) -> NeighboringRelation:
-        return NeighboringRelation.ADD_OR_REMOVE_ONE
+    neighboring_relation = NeighboringRelation.ADD_OR_REMOVE_ONE
 
     @abc.abstractmethod
     def _overflow(self, population: int, capacity: int) -> float:
@@ -115,7 +110,7 @@ class PoissonDraws(IndependentRecords):
         return self.rate * _arguments.count_of("population", population, 0)
 
     def _check_draws(self) -> None:
-        self._keep("rate", _arguments.rate("rate", self.rate))
+        _arguments.set_field(self, "rate", _arguments.rate)
         self._check_room()
 
     def steps_per_epoch(self, population: int) -> int:
@@ -147,9 +142,7 @@ class FullBatch(SamplingScheme):
 
     amplified: ClassVar[bool] = False
 
-    @property
-    def neighboring_relation(self) -> NeighboringRelation:
-        return NeighboringRelation.ADD_OR_REMOVE_ONE
+    neighboring_relation = NeighboringRelation.ADD_OR_REMOVE_ONE
 
     def expected_batch_size(self, population: int) -> float:
         return float(_arguments.count_of("population", population, 0))

@@ -130,8 +130,7 @@ class RecordFunction:
             failed = re.findall(r"{{node (.*?)}}", error.message)
         else:
             return
-        named = [row_weights.names(p, n) for p, n in zip(records, "xy", strict=False)]
-        columns = [name for part in named for name in part]
+        columns = list(row_weights.names_of_parts(records))
         used = inputs_before(self._concrete.graph, failed)
         column = " or ".join(columns[i] for i in used) or "a record"
         raise ValueError(

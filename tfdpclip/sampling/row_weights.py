@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdpclip._docs import see
+
+#: The names of the parts of data in messages.
+PARTS = ("x", "y", "sample_weight")
 
 
 def names(node: Any, name: str = "") -> dict[str, Any]:
@@ -18,6 +21,32 @@ def names(node: Any, name: str = "") -> dict[str, Any]:
         found = [names(node[key], f"{name}[{key!r}]") for key in keys]
         return {place: leaf for part in found for place, leaf in part.items()}
     return {name: node}
+
+
+def names_of_parts(parts: Iterable[Any]) -> dict[str, Any]:
+    """The leaves of (x,), (x, y) or (x, y, sample_weight), by their names."""
+    named = zip(parts, PARTS, strict=False)
+    return {k: leaf for part, name in named for k, leaf in names(part, name).items()}
+
+
+def is_spec(node: Any) -> bool:
+    return isinstance(node, tuple) and len(node) == 2 and isinstance(node[1], np.dtype)
+
+
+def map_leaves(function, node, is_leaf=lambda _: False):
+    """Applies a function to the leaves of dicts and tuples."""
+    if not is_leaf(node):
+        if isinstance(node, dict):
+            return {k: map_leaves(function, v, is_leaf) for k, v in node.items()}
+        if isinstance(node, tuple):
+            return tuple(map_leaves(function, v, is_leaf) for v in node)
+    return function(node)
+
+
+def named_specs(row_spec: Sequence[Any]) -> dict[str, Any]:
+    """The specs of a record's arrays by name, in the order of `names`."""
+    # `names` would take a spec apart, since a spec is a tuple.
+    return names_of_parts(map_leaves(list, part, is_leaf=is_spec) for part in row_spec)
 
 
 def fitted(weights: Any, labels: Any) -> Any:
@@ -94,7 +123,7 @@ def refuse_third_input(row_spec: Sequence[Any]) -> None:
     """
     if len(row_spec) < 3:
         return
-    x, y, third = ([*_leaves(part)] for part in row_spec)
+    x, y, third = ([*named_specs((part,)).values()] for part in row_spec)
     if all(any(dtype.kind == "O" for _, dtype in part) for part in (x, third)):
         raise _third_input("holds texts")
     wide = any(size > 1 for shape, _ in third for size in shape)
@@ -104,17 +133,6 @@ def refuse_third_input(row_spec: Sequence[Any]) -> None:
             " For weights of the labels' entries, leave out the last axis: "
             "sample_weight[..., 0].",
         )
-
-
-def _leaves(spec: Any) -> Iterator[Any]:
-    """The pairs (shape, type) of a spec."""
-    if isinstance(spec, dict):
-        spec = tuple(spec[key] for key in sorted(spec))
-    if len(spec) == 2 and isinstance(spec[1], np.dtype):
-        yield spec
-        return
-    for part in spec:
-        yield from _leaves(part)
 
 
 def _third_input(why: str, more: str = "") -> ValueError:

@@ -7,7 +7,6 @@ A scheme is a frozen dataclass of public settings; private data is an argument o
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -155,13 +154,7 @@ def known_schemes() -> dict[str, type[Any]]:
     >>> sorted(known_schemes())[:3]
     ['AvailableClients', 'CappedPoisson', 'CyclicPoisson']
     """
-    found, kinds = {}, [SamplingScheme]
-    while kinds:
-        kind = kinds.pop()
-        kinds += kind.__subclasses__()
-        if kind.__module__.startswith("tfdpclip.") and not inspect.isabstract(kind):
-            found[kind.__name__] = kind
-    return found
+    return _arguments.kinds_of(SamplingScheme)
 
 
 def from_dict(settings: dict[str, Any]) -> SamplingScheme:
@@ -170,11 +163,7 @@ def from_dict(settings: dict[str, Any]) -> SamplingScheme:
     >>> from_dict(FixedSize(5, 100).to_dict())
     FixedSize(batch_size=5, population=100, replacement=False)
     """
-    if not isinstance(settings, Mapping):
-        raise ValueError(
-            f"settings must be a dictionary, got {_arguments.shown(settings)}."
-        )
-    settings = dict(settings)
+    settings = dict(_arguments.instance("settings", settings, Mapping, "a dictionary"))
     name = settings.pop("scheme", None)
     kinds = known_schemes()
     if not isinstance(name, str) or name not in kinds:

@@ -82,11 +82,11 @@ class MinSeparation(EqualSteps):
     order: int = 0
 
     def __post_init__(self):
-        self._keep_counts("population", "batch_size", "min_separation")
-        if self.participations is not None:
-            self._keep_counts("participations")
+        self._keep_counts(
+            "population", "batch_size", "min_separation", "participations"
+        )
         _arguments.choice("relation", self.relation, ("replace_one", "zero_out"))
-        self._keep("order", _arguments.integer("order", self.order))
+        _arguments.set_field(self, "order", _arguments.integer)
         if self.batch_size * self.min_separation > self.population:
             most = self.population // self.min_separation
             raise ValueError(
@@ -178,18 +178,17 @@ class CyclicPoisson(SamplingScheme):
     order: int = 0
 
     def __post_init__(self):
-        self._keep_counts("population", "separation")
-        self._keep("rate", _arguments.rate("rate", self.rate))
+        self._keep_counts("population", "separation", "capacity")
+        _arguments.set_field(self, "rate", _arguments.rate)
         check_cyclic_rate(self.rate, self.separation)
         if self.separation > self.population:
             raise ValueError(
                 f"separation must be at most the population, got {self.separation} "
                 f"groups of {self.population} records."
             )
-        self._keep("order", _arguments.integer("order", self.order))
+        _arguments.set_field(self, "order", _arguments.integer)
         if self.capacity is None:
             return
-        self._keep_counts("capacity")
         if self.overflow_probability > _MOST_OVERFLOW:
             raise ValueError(
                 f"capacity must be at least {self._least_capacity(_MOST_OVERFLOW)}, "
@@ -199,9 +198,7 @@ class CyclicPoisson(SamplingScheme):
                 "record at all."
             )
 
-    @property
-    def neighboring_relation(self) -> NeighboringRelation:
-        return NeighboringRelation.REPLACE_SPECIAL
+    neighboring_relation = NeighboringRelation.REPLACE_SPECIAL
 
     @property
     def turn_rate(self) -> float:

@@ -7,7 +7,7 @@ import hashlib
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,12 +17,19 @@ import tensorflow as tf
 from tfdpclip._docs import see
 from tfdpclip.sampling import columns, fetching, pipelines
 from tfdpclip.sampling.columns import as_array, as_column, blank
-from tfdpclip.sampling.row_weights import check_values, names, refuse_third_input
+from tfdpclip.sampling.row_weights import (
+    PARTS,
+    check_values,
+    is_spec,
+    map_leaves,
+    named_specs,
+    names,
+    names_of_parts,
+    refuse_third_input,
+)
 
 Structure = Any
 
-#: The names of the parts of data in messages.
-PARTS = ("x", "y", "sample_weight")
 
 #: How many records a digest covers if records are fetched one by one.
 LOOKED_AT = 100
@@ -61,7 +68,7 @@ class Source(abc.ABC):
     @property
     def row_bytes(self) -> int:
         """How many bytes a record has; a text counts as its pointer."""
-        specs = [spec for part in self.row_spec for spec in _specs(part)]
+        specs = named_specs(self.row_spec).values()
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in specs)
 
     @property
@@ -214,9 +221,7 @@ class Columns(Source):
 
     def _hold(self, parts: tuple[Structure, ...]) -> None:
         self._parts = parts
-        found: dict[str, np.ndarray] = {}
-        for part, name in zip(self._parts, PARTS, strict=False):
-            found |= names(part, name)
+        found = names_of_parts(parts)
         lengths = {len(column) for column in found.values()}
         if len(lengths) != 1:
             shapes = ", ".join(f"{n} of shape {c.shape}" for n, c in found.items())
@@ -322,17 +327,14 @@ class Records(Source):
             map_leaves(lambda row: (row.shape, row.dtype), part) for part in first
         )
         refuse_third_input(self.row_spec)
-        self._specs = dict(named_specs(self.row_spec))
+        self._specs = named_specs(self.row_spec)
         kept = [np.array(value) for value in flatten(first)]
         self._look_at(LOOK_SECONDS if look is None else look)
         if fetch_many is not None or workers > 1:
             _refuse_one_array(flatten(first), kept)
 
     def take(self, indices, rows):
-        out = tuple(
-            map_leaves(lambda spec: blank(rows, *spec), part, is_leaf=is_spec)
-            for part in self.row_spec
-        )
+        out = blank_parts(self.row_spec, rows)
         found = [column for part in out for column in flatten(part)]
         odd = np.zeros(rows, bool)
         for place, record in enumerate(
@@ -479,9 +481,7 @@ def values_like(record: Structure, specs: dict[str, Any]) -> list[np.ndarray]:
       ValueError: if the record is unlike the first record.
     """
     row = row_of(record)
-    values: dict[str, np.ndarray] = {}
-    for part, name in zip(row, PARTS, strict=False):
-        values |= names(part, name)
+    values = names_of_parts(row)
     if list(values) != list(specs):
         raise ValueError(f"the record has {', '.join(values)}, not {', '.join(specs)}.")
     for name, value in values.items():
@@ -540,14 +540,11 @@ class StackedRecords(Records):
             return super().take(indices, rows)
         try:
             found = self._fetch_all(indices)
-        except Exception:  # Some records can still be read one by one.
-            return super().take(indices, rows)
-        parts = found if isinstance(found, tuple) else (found,)
-        try:
+            parts = found if isinstance(found, tuple) else (found,)
             parts = map_named(as_column, parts)
             for weights in parts[2:]:
                 check_values(weights)
-        except Exception:  # One by one, the good records count.
+        except Exception:  # Read one by one, the good records count.
             return super().take(indices, rows)
         lengths = {len(column) for part in parts for column in flatten(part)}
         if row_spec_of(parts) != self.row_spec or lengths != {len(indices)}:
@@ -598,31 +595,19 @@ def _digest(size: int, parts: tuple[Structure, ...]) -> str:
     return found.hexdigest()
 
 
+def blank_parts(row_spec: tuple[Structure, ...], rows: int) -> tuple[Structure, ...]:
+    """Arrays without a record."""
+    return tuple(
+        map_leaves(lambda spec: blank(rows, *spec), part, is_leaf=is_spec)
+        for part in row_spec
+    )
+
+
 def row_spec_of(parts: tuple[Structure, ...]) -> tuple[Structure, ...]:
     return tuple(
         map_leaves(lambda column: (column.shape[1:], column.dtype), part)
         for part in parts
     )
-
-
-def is_spec(node: Any) -> bool:
-    return isinstance(node, tuple) and len(node) == 2 and isinstance(node[1], np.dtype)
-
-
-def _specs(node) -> list:
-    found: list = []
-    map_leaves(found.append, node, is_leaf=is_spec)
-    return found
-
-
-def map_leaves(function, node, is_leaf=lambda _: False):
-    """Applies a function to the leaves of dicts and tuples."""
-    if not is_leaf(node):
-        if isinstance(node, dict):
-            return {k: map_leaves(function, v, is_leaf) for k, v in node.items()}
-        if isinstance(node, tuple):
-            return tuple(map_leaves(function, v, is_leaf) for v in node)
-    return function(node)
 
 
 def map_named(function, parts: tuple) -> tuple:
@@ -636,13 +621,6 @@ def map_named(function, parts: tuple) -> tuple:
         return function(node, name)
 
     return tuple(map(mapped, parts, PARTS))
-
-
-def named_specs(row_spec: tuple[Structure, ...]) -> Iterator[tuple[str, Any]]:
-    """The specs of a record's arrays by name, in the order of `names`."""
-    for part, name in zip(row_spec, PARTS, strict=False):
-        # `names` would take a spec apart, since a spec is a tuple.
-        yield from names(map_leaves(list, part, is_leaf=is_spec), name).items()
 
 
 def flatten(node) -> list:

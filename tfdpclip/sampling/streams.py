@@ -253,7 +253,7 @@ class Stream:
                 for part in sources.row_of(record)
             )
             refuse_third_input(self._spec)
-            self._specs = dict(sources.named_specs(self._spec))
+            self._specs = sources.named_specs(self._spec)
         try:
             return sources.values_like(record, self._specs)
         except ValueError as error:

@@ -55,7 +55,7 @@ class ThresholdedCounts(FullBatch):
     delta: float
 
     def __post_init__(self):
-        self._keep("delta", _arguments.delta(self.delta))
+        object.__setattr__(self, "delta", _arguments.delta(self.delta))
 
     def describe(self) -> str:
         return f"full batch, counts below a threshold left out (delta {self.delta:.2g})"

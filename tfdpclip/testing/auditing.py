@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 # The largest number of canaries in a message.
 _MOST_SUGGESTED = 2**17
+# The shares of the canaries to guess about: half of them "in", for the highest scores,
+# and half "out". The best is reported, at a confidence divided by their number.
+_GUESSES = (0.1, 0.25, 0.5, 1.0)
 # Shorter gradients have no direction.
 _SHORTEST = 1e-6
 
@@ -129,7 +132,6 @@ def audit(
     *,
     delta: float,
     claimed: float | None = None,
-    guesses: Sequence[float] = (0.1, 0.25, 0.5, 1.0),
     confidence: float = 0.95,
     seed: int | None = None,
 ) -> AuditReport:
@@ -143,9 +145,6 @@ def audit(
       delta: the delta of the claim.
       claimed: the epsilon to compare with; below the bound that m right guesses of m
         prove, since an audit of fewer canaries could refute nothing.
-      guesses: the shares of the canaries to guess about (half of them "in", for the
-        highest scores, and half "out", for the lowest). The best is reported, at a
-        confidence divided by their number.
       confidence: 1 minus the probability that a true claim is refuted.
       seed: the seed of the choice of canaries, for tests.
 
@@ -161,15 +160,10 @@ def audit(
     delta, confidence = check_level(delta, confidence)
     if claimed is not None and _arguments.real(claimed) != math.inf:
         claimed = _arguments.non_negative("claimed", claimed)
-    guesses = [
-        _arguments.rate("guesses", g) for g in _arguments.items("guesses", guesses)
-    ]
-    if not guesses:
-        raise ValueError("guesses is empty: name a share of the canaries, such as 0.5.")
     seed = _arguments.optional(_arguments.integer, "seed", seed)
-    level = 1 - (1 - confidence) / len(guesses)
+    level = 1 - (1 - confidence) / len(_GUESSES)
     if claimed is not None and claimed != math.inf:
-        _refuse_too_few(canaries, claimed, guesses, delta, level)
+        _refuse_too_few(canaries, claimed, delta, level)
     included = np.random.default_rng(seed).random(canaries) < 0.5
     scores = _arguments.floats("the result of train", train(included))
     if scores.shape != (canaries,) or np.isnan(scores).any():
@@ -179,7 +173,7 @@ def audit(
         )
     order = np.argsort(scores, kind="stable")
     best = None
-    for share in guesses:
+    for share in _GUESSES:
         half = _half(share, canaries)
         right = int(included[order[-half:]].sum() + (~included[order[:half]]).sum())
         bound = one_run_lower_bound(right, 2 * half, canaries, delta, level)
@@ -195,29 +189,26 @@ def _half(share: float, canaries: int) -> int:
 
 
 def _most_refuted(
-    canaries: int, guesses, delta: float, level: float, uneven: float = 0.0
+    canaries: int, delta: float, level: float, uneven: float = 0.0
 ) -> float:
     """The lower bound of a perfect attack.
 
     Args:
       canaries: m.
-      guesses: as for `audit`.
       delta: as for `audit`.
       level: the confidence of the bound for one number of guesses.
       uneven: by how much fewer than m / 2 canaries are included.
     """
     bounds = []
-    for half in {_half(share, canaries) for share in guesses}:
+    for half in {_half(share, canaries) for share in _GUESSES}:
         right = half + min(half, int(canaries / 2 - uneven))
         bounds.append(one_run_lower_bound(right, 2 * half, canaries, delta, level))
     return max(bounds)
 
 
-def _refuse_too_few(
-    canaries: int, claimed: float, guesses, delta: float, level: float
-) -> None:
+def _refuse_too_few(canaries: int, claimed: float, delta: float, level: float) -> None:
     """Raises ValueError if no outcome of the audit could refute the claim."""
-    most = _most_refuted(canaries, guesses, delta, level)
+    most = _most_refuted(canaries, delta, level)
     if most > claimed:
         return
     needed, bound = canaries, 0.0
@@ -225,7 +216,7 @@ def _refuse_too_few(
         needed *= 2
         # Three standard deviations of the number of canaries that are included.
         uneven = 1.5 * math.sqrt(needed)
-        bound = _most_refuted(needed, guesses, delta, level, uneven)
+        bound = _most_refuted(needed, delta, level, uneven)
     advice = "Give many more canaries, or a smaller claim"
     if bound > claimed:
         advice = f"Give {needed} canaries, for example"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpclip._arguments import integer, items, shown, text
+from tfdpclip._arguments import instance, integer, items, shown, text
 from tfdpclip.clipping import ClipRule, as_rule, registered_rules, serialize_rule
 from tfdpclip.clipping.interface import check_rule
 from tfdpclip.kernel import limits
@@ -107,8 +107,7 @@ def assert_clip_rule(
     >>> round(assert_clip_rule(dpc.FixedClip(0.5)).ratio, 4)
     1.0
     """
-    if not isinstance(rule, ClipRule):
-        raise ValueError(f"rule must be a clip rule, got {shown(rule)}.")
+    instance("rule", rule, ClipRule, "a clip rule")
     names = _NAMES if names is None else items("names", names)
     names = [text("names", name) for name in names]
     draw = np.random.default_rng(integer("seed", seed))

@@ -38,7 +38,6 @@ def assert_aggregator_sensitivity(
     value_type: Any,
     *,
     records: Iterable[Any] = (),
-    extremes: bool = True,
 ) -> SensitivityReport:
     """Checks whole rounds on neighbouring cohorts, with controlled noise.
 
@@ -70,10 +69,9 @@ def assert_aggregator_sensitivity(
       factory: the result of `dpc.federated.clipped_mean`, private.
       value_type: the type of one client's update, or an example, float32 or float64. At
         most 256 coordinates and counts: small tensors of the same structure suffice.
-      records: further updates to try, of that type.
-      extremes: whether to try, besides usual updates, updates that are huge, tiny, not
-        finite, at the clip norm, opposite to all others, in one coordinate or one
-        group, and at the steps of quantisation.
+      records: updates to try, of that type, besides usual updates and updates that are
+        huge, tiny, not finite, at the clip norm, opposite to all others, in one
+        coordinate or one group, and at the steps of quantisation.
 
     Returns:
       The worst client. Its `ratio` is at most 1, up to a tolerance of 0.2%.
@@ -110,7 +108,7 @@ def assert_aggregator_sensitivity(
                 (f"given update {i}", x, not np.isfinite(x).all())
                 for i, x in enumerate(given)
             ]
-            tried += list(updates(rounds, start, extremes))
+            tried += list(updates(rounds, start))
             for kind, vector, absent in _progress.bar(
                 tried, title=f"sensitivity, round {start.number}", unit="update"
             ):
@@ -136,7 +134,6 @@ def assert_aggregator_noise(
     value_type: Any,
     *,
     rounds: int = 16,
-    false_alarm: float = 1e-6,
 ) -> NoiseReport:
     """Checks the noise in the releases of rounds.
 
@@ -159,7 +156,6 @@ def assert_aggregator_noise(
       value_type: the type of one client's update, or an example: 100 coordinates
         at least, 1000 or more to see a few percent.
       rounds: how many rounds, 4 or more.
-      false_alarm: the probability that sound noise fails, all tests together.
 
     Returns:
       The measurements.
@@ -171,7 +167,6 @@ def assert_aggregator_noise(
     """
     federated_probe.check_factory(factory)
     rounds = _arguments.integer("rounds", rounds, minimum=4)
-    false_alarm = _arguments.delta(false_alarm, "false_alarm")
     value_type = federated_probe.as_type(value_type)
     with federated_probe.counted_shares() as shares:
         first, second = (Rounds(factory, value_type) for _ in range(2))
@@ -199,7 +194,7 @@ def assert_aggregator_noise(
     steps = math.inf
     if shares:
         steps = min(shares) * math.sqrt(factory.minimum_clients)
-    return noise_lib.judge(names, sizes, drawn, false_alarm, steps)
+    return noise_lib.judge(names, sizes, drawn, whole_steps=steps)
 
 
 def _standardised(rounds: Rounds, state, output, counts) -> np.ndarray:

@@ -206,9 +206,7 @@ def _direction(rounds: Rounds, vector: np.ndarray) -> np.ndarray:
     return vector / np.maximum(norms, 1e-300)[groups]
 
 
-def updates(
-    rounds: Rounds, start: Start, extremes: bool
-) -> Iterator[tuple[str, np.ndarray, bool]]:
+def updates(rounds: Rounds, start: Start) -> Iterator[tuple[str, np.ndarray, bool]]:
     """Updates to try: their names, coordinates, and whether they must not count."""
     size = rounds.layout.size
     rng = np.random.default_rng(2)
@@ -217,8 +215,6 @@ def updates(
     yield "within its clip", 0.7 * usual * clips, False
     yield "beyond its clip", 10 * usual * clips, False
     yield "zero", np.zeros(size), False
-    if not extremes:
-        return
     nan, inf = math.nan, math.inf
     secure = rounds.factory.secure
     if secure is not None and rounds.factory.noise == "central":

@@ -6,7 +6,6 @@ import base64
 import contextlib
 import pathlib
 import tempfile
-import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,26 +16,14 @@ from tfdpclip import accounting
 
 
 def modules() -> Any:
-    """Returns the modules of `tfdpclip.federated` that the tests need.
+    """Returns `tfdpclip.federated`, with its modules.
 
     Raises:
       ImportError: without TensorFlow Federated, naming the extra to install.
     """
-    from tfdpclip.federated import (
-        _discrete_noise,
-        _entropy,
-        _records,
-        _tff,
-        aggregators,
-    )
+    from tfdpclip import federated
 
-    return types.SimpleNamespace(
-        discrete_noise=_discrete_noise,
-        entropy=_entropy,
-        records=_records,
-        tff=_tff,
-        aggregators=aggregators,
-    )
+    return federated
 
 
 def check_factory(factory: Any) -> None:
@@ -45,7 +32,7 @@ def check_factory(factory: Any) -> None:
     Raises:
       ValueError: if it is not.
     """
-    if not isinstance(factory, modules().aggregators.ClippedMeanFactory):
+    if not isinstance(factory, modules().ClippedMeanFactory):
         raise ValueError(
             "factory must be the result of dpc.federated.clipped_mean(...), got "
             f"{type(factory).__name__}."
@@ -74,7 +61,7 @@ def as_type(value_type: Any) -> Any:
     Raises:
       ValueError: if `value_type` is none of these.
     """
-    tff = modules().tff
+    tff = modules()._tff
     with contextlib.suppress(TypeError):
         return tff.to_type(value_type)
 
@@ -149,9 +136,9 @@ class Dial:
         found = modules()
         seed = np.random.default_rng().integers(0, 2**62, 2)
         stand_ins = [
-            (found.entropy, "standard_normal", self.standard_normal),
-            (found.entropy, "fresh_seed", lambda: tf.constant(seed, tf.int64)),
-            (found.discrete_noise, "sample", self.discrete),
+            (found._entropy, "standard_normal", self.standard_normal),
+            (found._entropy, "fresh_seed", lambda: tf.constant(seed, tf.int64)),
+            (found._discrete_noise, "sample", self.discrete),
         ]
         own = [getattr(module, name) for module, name, _ in stand_ins]
         for module, name, stand_in in stand_ins:
@@ -174,10 +161,10 @@ class Rounds:
 
     def __init__(self, factory: Any, value_type: Any, dial: Dial | None = None):
         found = modules()
-        self._tff = found.tff
+        self._tff = found._tff
         self.factory = factory
         self.layout = self.layout_of(factory, value_type)
-        self.clip = found.records.RecordClip(factory.clip, self.layout)
+        self.clip = found._records.RecordClip(factory.clip, self.layout)
         self.dial = dial
         # Far beyond the cap, so that a weight without a cap shows.
         self._weight = factory.weight_cap
@@ -213,7 +200,7 @@ class Rounds:
     @staticmethod
     def layout_of(factory: Any, value_type: Any) -> Any:
         """The layout of an update in a vector."""
-        return modules().records.Layout(value_type, factory.variable_names)
+        return modules()._records.Layout(value_type, factory.variable_names)
 
     def _named(self, part: Any) -> list:
         return self._tff.named_leaves(part)
@@ -286,7 +273,7 @@ class Rounds:
 @contextlib.contextmanager
 def counted_shares() -> Iterator[list[float]]:
     """Records the stddev of every share of discrete noise in the graphs made inside."""
-    module, stddevs = modules().discrete_noise, []
+    module, stddevs = modules()._discrete_noise, []
     own = module.sample
 
     def sample(count, stddev, seed, dtype):

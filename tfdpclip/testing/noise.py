@@ -58,7 +58,6 @@ def assert_noise(
     batch: Any,
     *,
     steps: int | None = None,
-    false_alarm: float = 1e-6,
 ) -> NoiseReport:
     """Checks the noise that arrives at the optimizer's update.
 
@@ -82,7 +81,6 @@ def assert_noise(
         alone (regularisers) are measured and taken off.
       steps: how often to draw, 4 or above. By default 8 times, and for a small model
         until there are 6000 numbers, which show a tenth less noise than claimed.
-      false_alarm: the probability that sound noise fails, all tests together.
 
     Returns:
       The measurements.
@@ -98,7 +96,6 @@ def assert_noise(
     if not z_g > 0:
         raise ValueError("noise_multiplier is 0: there is no noise to test.")
     steps = _arguments.optional(_arguments.integer, "steps", steps, 4)
-    false_alarm = _arguments.delta(false_alarm, "false_alarm")
     pieces = optimizer.accumulation_steps
     x, y, _ = unpack(batch)
     rows = len(tf.nest.flatten(x)[0])
@@ -134,7 +131,7 @@ def assert_noise(
     ]
     names = [v.name for v in probe.variables]
     sizes = [int(np.prod(v.shape)) for v in probe.variables]
-    return judge(names, sizes, scaled, false_alarm)
+    return judge(names, sizes, scaled)
 
 
 def _claimed(optimizer, variables, z_g) -> list[float]:
@@ -186,7 +183,7 @@ def judge(
     names: Sequence[str],
     sizes: Sequence[int],
     scaled: Sequence[np.ndarray],
-    false_alarm: float,
+    false_alarm: float = 1e-6,
     whole_steps: float = math.inf,
 ) -> NoiseReport:
     """Tests whether draws are independent standard normals.

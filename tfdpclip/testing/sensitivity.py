@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _progress, accounting
-from tfdpclip._arguments import boolean, items, whole
+from tfdpclip._arguments import items, whole
 from tfdpclip.testing.probe import (
     DialledNoise,
     Probe,
@@ -74,7 +74,6 @@ def assert_sensitivity(
     batch: Any,
     *,
     records: Iterable[int] | None = None,
-    extremes: bool = True,
 ) -> SensitivityReport:
     """Checks a whole training step on neighbouring batches, with the noise frozen.
 
@@ -98,9 +97,9 @@ def assert_sensitivity(
       model: a built model compiled with a private optimizer; not changed.
       batch: (x, y) or (x, y, sample_weight), arrays, of one logical step.
       records: the indices of records to remove; by default up to 8, evenly spread.
-      extremes: whether to try each record also scaled by 1000, and as NaN
-        (floating-point inputs only); and, if no record comes near to the limit, with
-        1000 times its weight, so that a forgotten clip shows on short records, too.
+        Each is also tried scaled by 1000, and as NaN (floating-point inputs only); and,
+        if no record comes near to the limit, with 1000 times its weight, so that a
+        forgotten clip shows on short records, too.
 
     Returns:
       The worst neighbour.
@@ -137,7 +136,6 @@ def assert_sensitivity(
             "whole records."
         )
     size = rows // each
-    boolean("extremes", extremes)
     if records is None:
         records = np.unique(np.linspace(0, size - 1, min(8, size)).astype(int))
     chosen: list[Any] = [whole(index) for index in items("records", records)]
@@ -176,8 +174,8 @@ def assert_sensitivity(
                 )
                 worst = worst.after(distance, name)
 
-    tried(_changed if extremes else _unchanged)
-    if extremes and worst.distance < _NEAR_THE_LIMIT * worst.limit:
+    tried(_changed)
+    if worst.distance < _NEAR_THE_LIMIT * worst.limit:
         tried(_heavy)
     if not worst.distance <= worst.limit * (1 + _TOLERANCE):
         raise AssertionError(f"{worst}. The step does not have the privacy it claims.")
@@ -195,15 +193,12 @@ def _gone(nest: Any, own: slice) -> Any:
     return tf.nest.map_structure(other, nest)
 
 
-def _unchanged(x: Any, own: slice):
-    """A record as it is. Yields words, the inputs, and the factor of its weight."""
-    del own
-    yield "", x, 1
-
-
 def _changed(x: Any, own: slice):
-    """A record as it is and, if it is of floating-point numbers, out of range."""
-    yield from _unchanged(x, own)
+    """A record as it is and, if it is of floating-point numbers, out of range.
+
+    Yields words, the inputs, and the factor of its weight.
+    """
+    yield "", x, 1
     if not all(np.issubdtype(np.asarray(a).dtype, np.floating) for a in _flat(x)):
         return
     for words, change in (

@@ -47,23 +47,18 @@ class Table:
 
     def __init__(self, path: Any, columns: Sequence[str], metric: str):
         self.columns = list(columns)
-        self._path = None if path is None else pathlib.Path(path)
+        self.path = None if path is None else pathlib.Path(path)
         self._rows: dict[tuple[str, ...], dict[str, Any]] = {}
         self._header: list[str] | None = None
         # The text to write again, and the content of the file as of the last access.
         self._text = ""
         self._content = b""
-        if self._path is not None and self._path.exists():
-            self._read(self._path, metric)
+        if self.path is not None and self.path.exists():
+            self._read(self.path, metric)
 
     def has(self, settings: Mapping[str, Any]) -> bool:
         """Whether a run with these settings is there."""
         return tuple(key(settings, self.columns)) in self._rows
-
-    @property
-    def in_file(self) -> bool:
-        """Whether there is a file, from which an interrupted search continues."""
-        return self._path is not None
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -109,13 +104,13 @@ class Table:
         Each search writes all rows that it knows, so a second search on the same file
         would remove rows of runs, which would then not be counted.
         """
-        if self._path is None:
+        if self.path is None:
             return
-        exists = self._path.exists()
-        found = files.read_bytes(self._path) if exists else b""
+        exists = self.path.exists()
+        found = files.read_bytes(self.path) if exists else b""
         if found != self._content:
             raise ValueError(
-                f"path: {str(self._path)!r} was changed, or removed, while this search "
+                f"path: {str(self.path)!r} was changed, or removed, while this search "
                 "ran, for example by a second search with the same path. Both would "
                 "forget runs of each other, and state too small an epsilon. Give each "
                 "search a path of its own, and state the privacy of all runs by "
@@ -123,16 +118,16 @@ class Table:
             )
 
     def _write(self, cells: Sequence[str]) -> None:
-        if self._path is None:
+        if self.path is None:
             return
         self.refuse_other_writers()
         line = io.StringIO()
         csv.writer(line, lineterminator="\n").writerow(cells)
         if not self._text:
-            files.prepare_directory(self._path.parent)
+            files.prepare_directory(self.path.parent)
         # All of it: a line appended to a full disk would be half a line.
         text = self._text + line.getvalue()
-        files.write_atomically(self._path, text)
+        files.write_atomically(self.path, text)
         self._text, self._content = text, text.encode()
 
     def _read(self, path: pathlib.Path, metric: str) -> None:

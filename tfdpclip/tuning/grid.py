@@ -247,21 +247,14 @@ def _check_run_arguments(
     _arguments.optional(_arguments.function, "progress", progress, 1)
     check_search(search)
     check_spent(spent)
-    if spent is not None and plan is None:
-        raise ValueError(
-            "plan is required with spent: without it there is nothing to add to."
-        )
+    for name, option in (("spent", spent), ("search", search)):
+        if option is not None and plan is None:
+            raise ValueError(f"plan is required with {name}, which counts its cost.")
     if plan is not None and delta is None:
         raise ValueError("delta is required with plan, for example delta=1e-5.")
     if delta is not None:
         _arguments.delta(delta)
-    if search is not None and plan is None:
-        raise ValueError(
-            "plan is required with search: without it there is nothing to bound."
-        )
-    if max_runs is None:
-        return None
-    return _arguments.integer("max_runs", max_runs)
+    return _arguments.optional(_arguments.integer, "max_runs", max_runs)
 
 
 def _settings_of(point: GridPoint, draws, number: int) -> dict[str, Any]:
@@ -353,7 +346,7 @@ def _state_privacy(
 
 def _with_file(statement: SearchStatement, table) -> SearchStatement:
     """The statement, with the assumptions about runs in a file."""
-    if not table.in_file:
+    if table.path is None:
         return statement
     assumptions = [*statement.assumptions, _INTERRUPTED]
     unwritten = sum(not row.get(_table.PLAN) for row in table.rows)
@@ -389,14 +382,7 @@ def _draws(points, search, path) -> list[int]:
     }
     about = json.loads(json.dumps(about))
     if kept is not None and kept.exists():
-        found = files.read_json(kept)
-        if isinstance(found, dict) and found.get("search", about) != about:
-            raise ValueError(
-                f"search: {str(kept)!r} holds the draws of a different search. Give "
-                "a new path."
-            )
-        _check_draws(found, kept, len(points))
-        return found["draws"]
+        return _draws_in(kept, about)
     if path is not None and pathlib.Path(path).exists():
         raise ValueError(
             f"path: {str(path)!r} has results of runs that were not drawn at random. "
@@ -410,17 +396,27 @@ def _draws(points, search, path) -> list[int]:
     return draws
 
 
-def _check_draws(found, kept: pathlib.Path, points: int) -> None:
-    """Raises ValueError unless the content of the file is a list of draws."""
-    whole = isinstance(found, dict) and "search" in found
-    draws = found.get("draws") if whole else None
+def _draws_in(path: pathlib.Path, about: dict[str, Any]) -> list[int]:
+    """The draws of this search; ValueError for a damaged file, or another search."""
+    try:
+        written = json.loads(files.read_bytes(path))
+        search, draws = written["search"], written["draws"]
+    except (KeyError, RecursionError, TypeError, ValueError):
+        search, draws = about, None
+    if search != about:
+        raise ValueError(
+            f"search: {str(path)!r} holds the draws of a different search. Give "
+            "a new path."
+        )
+    points = range(len(about["points"]))
     if not isinstance(draws, list) or not all(
-        type(i) is int and 0 <= i < points for i in draws
+        type(i) is int and i in points for i in draws
     ):
         raise ValueError(
-            f"path: {str(kept)!r} is damaged. Restore it, since new draws would not be "
+            f"path: {str(path)!r} is damaged. Restore it, since new draws would not be "
             "the search of the accounting. Or give a new path."
         )
+    return draws
 
 
 def _values(name, values, check) -> tuple:

@@ -124,24 +124,19 @@ class Recipe:
     advice: BatchSizeAdvice
     grid: Grid
 
-    def refine(self, result: GridResult, count: int = 5, factor: float = 3.0) -> Grid:
-        """Step 3: more learning rates for the best two clip norms.
+    def refine(self, result: GridResult) -> Grid:
+        """Step 3: five learning rates for each of the best two clip norms.
 
         Args:
           result: the result of running `grid`.
-          count: how many learning rates.
-          factor: the range: from the best rate over `factor` to it times `factor`.
 
         Returns:
           The grid to run next, of the best two clip norms, each with learning rates
-          around the better one's best.
+          from a third of the lower best rate to three times the higher.
 
         Raises:
-          ValueError: if the grid has not been run, or an argument is out of range.
+          ValueError: if the grid has not been run.
         """
-        factor = _arguments.positive("factor", factor)
-        if factor <= 1:
-            raise ValueError(f"factor must be above 1, got {factor!r}.")
         rows = result.best_at(("clip_norm",))
         rows = [row for row in rows if not math.isnan(row["mean"])]
         if not rows:
@@ -151,7 +146,7 @@ class Recipe:
         return dataclasses.replace(
             self.grid,
             clip_norms=tuple(row["clip_norm"] for row in rows[:2]),
-            learning_rates=geometric(min(rates) / factor, max(rates) * factor, count),
+            learning_rates=geometric(min(rates) / 3, max(rates) * 3, 5),
         )
 
     def __str__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Iterable
@@ -141,21 +142,11 @@ class SearchStatement:
         return "\n".join(lines)
 
 
-def not_accounted(
-    reason: str = "its runs were not accounted for together",
-) -> SearchStatement:
+def not_accounted() -> SearchStatement:
     """The statement for a search with unknown cost."""
-    return SearchStatement(
-        epsilon=math.inf,
-        delta=0.0,
-        relation="",
-        method="",
-        single_epsilon=math.inf,
-        assumptions=(
-            "the epsilon of a single run does not cover the choice among the runs",
-        ),
-        not_private=(reason,),
-    )
+    single = "the epsilon of a single run does not cover the choice among the runs"
+    reason = "its runs were not accounted for together"
+    return SearchStatement(math.inf, 0.0, "", "", math.inf, (single,), (reason,))
 
 
 def search_privacy(
@@ -308,9 +299,7 @@ def _conditions(
 
 def _cost_of_all(runs, distinct, made, past, delta: float) -> tuple[float, float]:
     """Epsilon of all runs, and the largest of a single run, with all released."""
-    counted: dict = {}
-    for run in runs:
-        counted[run.event] = counted.get(run.event, 0) + 1
+    counted = collections.Counter(run.event for run in runs)
     total = dp_accounting.ComposedDpEvent(
         [
             *past,
@@ -348,15 +337,11 @@ def _cost_of_best(
 
 def check_search(search: RandomStopping | None) -> None:
     """Raises ValueError for anything but random stopping or None."""
-    if search is not None:
-        wanted = "a RandomStopping or None"
-        _arguments.instance("search", search, RandomStopping, wanted)
+    wanted = "a RandomStopping or None"
+    _arguments.instance("search", search, (RandomStopping, type(None)), wanted)
 
 
 def check_spent(spent: Ledger | None) -> None:
     """Raises ValueError for anything but a ledger or None."""
-    if spent is not None and not isinstance(spent, Ledger):
-        raise ValueError(
-            f"spent must be a Ledger or None, got {_arguments.shown(spent)}. For "
-            'example dpc.accounting.Ledger.load("run/privacy.json").'
-        )
+    wanted = 'a Ledger or None, such as dpc.accounting.Ledger.load("run/privacy.json")'
+    _arguments.instance("spent", spent, (Ledger, type(None)), wanted)

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from driver_kit import idx_files
+from driver_kit import idx_files, npz_files
 from driver_kit.settings import UsageError
-from tfdpclip import files
 from tff_tasks.client_files import DataFileError
 from tff_tasks.conversion.targets import Target, ValueProblem
 from tff_tasks.digits_task import dirichlet_split
@@ -53,7 +52,7 @@ def load(path: pathlib.Path) -> dict[str, Part]:
     if not path.is_file() or path.suffix != ".npz":
         raise DataFileError(f"{path} is no image set. --dealt_to needs {_LAYOUT}.")
     try:
-        arrays = files.read_npz(path, _ARRAYS)
+        arrays = npz_files.read_npz(path, _ARRAYS)
     except ValueError as error:
         raise DataFileError(f"{error} --dealt_to needs {_LAYOUT}.") from error
     return {

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
+from driver_kit import npz_files
 from tfdpclip import files
 from tff_tasks.client_files import DataFileError
 from tff_tasks.conversion import plays
@@ -123,7 +124,7 @@ def json_rows(path: pathlib.Path, meter: Meter) -> Iterator[Row]:
 def npz_rows(path: pathlib.Path, meter: Meter) -> Iterator[Row]:
     """The rows of arrays of equal length."""
     try:
-        arrays = files.read_npz(path)
+        arrays = npz_files.read_npz(path)
     except ValueError as error:
         raise DataFileError(str(error)) from error
     sizes = {name: len(x) if x.ndim else None for name, x in arrays.items()}

@@ -199,7 +199,12 @@ class RandomAllocationDpEvent(dp_accounting.DpEvent):
 
     def __attrs_post_init__(self):
         _arguments.integer("steps_per_epoch", self.steps_per_epoch, 1)
-        _arguments.integer("steps", self.steps, 1, self.steps_per_epoch)
+        _arguments.integer("steps", self.steps, 1)
+        if self.steps > self.steps_per_epoch:
+            raise ValueError(
+                f"steps must be at most steps_per_epoch = {self.steps_per_epoch}, got "
+                f"{self.steps}."
+            )
         _check_sampled(self)
 
     @property

@@ -65,17 +65,6 @@ def test_steps(capsys):
     assert row["steps"] == "1"
 
 
-def test_cohort(capsys):
-    text = _run(capsys, "cohort", "--epsilon=5", "--noise_multiplier=0.1",
-                "--clients_per_round=100", "--population=1000000", "--steps=1500",
-                "--delta=2.5118864e-07", "--accountant=rdp")  # fmt: skip
-    (row,) = _rows(text)
-    plan = accounting.cohort_for(
-        5.0, 2.5118864e-07, 10**6, 1500, 0.1, 100, accountant="rdp"
-    )
-    assert row["clients per round"] == str(plan.clients_per_round)
-
-
 _PEOPLE = ("people", "--epsilon=3", "--steps=50", "--people=1000",
            "--population=20000", "--delta=1e-6")  # fmt: skip
 
@@ -119,19 +108,6 @@ def test_people(capsys):
 def test_people_is_said_of_people_only(capsys):
     text = _run(capsys, "epsilon", "--noise_multiplier=1", "--steps=1", "--rate=0.1")
     assert "person" not in text
-
-
-@pytest.mark.slow
-def test_the_papers_convention_is_labelled(capsys):
-    arguments = ("epsilon", "--noise_multiplier=0.669", "--steps=4000",
-                 "--batch_size=2231", "--population=1000000", "--accountant=rdp",
-                 "--sampling=fixed_size", "--delta=2.5118864e-07")  # fmt: skip
-    text = _run(capsys, *arguments, "--convention=paper")
-    assert float(_rows(text)[0]["epsilon"]) == pytest.approx(5.00595, rel=1e-4)
-    assert "not the strict guarantee" in text
-    strict = _run(capsys, *arguments)
-    assert float(_rows(strict)[0]["epsilon"]) == pytest.approx(305.93, rel=1e-3)
-    assert "strict" not in strict
 
 
 @pytest.mark.slow
@@ -211,12 +187,6 @@ _ANSWERED = {
         {"epsilon": "3", "noise_multiplier": "2", "batch_size": "10",
          "population": "1000", "sampling": "with_replacement"},
     ],
-    "cohort": [
-        {"epsilon": "3", "noise_multiplier": "0.1", "clients_per_round": "20",
-         "population": "1000", "steps": "20"},
-        {"epsilon": "3", "noise_multiplier": "0.1", "clients_per_round": "20",
-         "population": "1000", "steps": "20", "sampling": "fixed_size"},
-    ],
     "people": [
         {"epsilon": "3", "steps": "20", "people": "100", "population": "1000",
          "per_person": "2", "batch_size": "10"},
@@ -236,12 +206,10 @@ _VALUES = {
     "population": ["150", "1500", "2500"],
     "per_person": ["3", "5"],
     "people": ["150", "250"],
-    "clients_per_round": ["30", "40"],
     "delta": ["1e-4", "1e-6"],
     "sampling": ["poisson", "fixed_size", "with_replacement", "shuffled", "full"],
     "accountant": ["pld", "rdp", "gdp"],
     "unit": ["example", "client", "batch", "group"],
-    "convention": ["strict", "paper"],
 }
 
 
@@ -256,36 +224,25 @@ class _Asked:
         self._capsys, self._answers = capsys, {}
         for name in ("epsilon", "noise_multiplier", "steps_for"):
             monkeypatch.setattr(command.accounting, name, getattr(self, f"_{name}"))
-        monkeypatch.setattr(command.accounting, "cohort_for", self._cohort_for)
         monkeypatch.setattr(command.accounting, "past_run", self._past_run)
 
     @staticmethod
-    def _number(scheme, z, steps, unit, sensitivity, *rest):
-        event = scheme.event(z, steps, unit=unit, sensitivity=sensitivity)
+    def _number(scheme, z, steps, unit, *rest):
+        event = scheme.event(z, steps, unit=unit)
         # Zero would be no answer, and below 10^6 a float prints all digits.
         return 1 + zlib.crc32(repr((event, rest)).encode()) % 899_999
 
-    def _epsilon(self, z, steps, sampling, *, unit, sensitivity, **rest):
-        return self._number(sampling, z, steps, unit, sensitivity, rest)
+    def _epsilon(self, z, steps, sampling, *, unit, **rest):
+        return self._number(sampling, z, steps, unit, rest)
 
-    def _noise_multiplier(self, *, epsilon, steps, sampling, unit, sensitivity, **rest):
+    def _noise_multiplier(self, *, epsilon, steps, sampling, unit, **rest):
         rest["epsilon"] = epsilon
-        return self._number(sampling, 1.0, steps, unit, sensitivity, rest)
+        return self._number(sampling, 1.0, steps, unit, rest)
 
-    def _steps_for(self, *, epsilon, noise_multiplier, sampling, unit, sensitivity,
+    def _steps_for(self, *, epsilon, noise_multiplier, sampling, unit,
                    **rest):  # fmt: skip
         rest["epsilon"] = epsilon
-        return self._number(sampling, noise_multiplier, 7, unit, sensitivity, rest)
-
-    def _cohort_for(self, epsilon, delta, population, rounds, z, clients, *, sampling,
-                    accountant, sensitivity):  # fmt: skip
-        scheme = command.sampling.Poisson(clients / population)
-        if sampling == "fixed_size":
-            scheme = command.sampling.FixedSize(clients, population)
-        found = self._number(scheme, z, rounds, "client", sensitivity, epsilon, delta,
-                             accountant)  # fmt: skip
-        told = epsilon, delta, population, rounds, scheme, accountant
-        return command.accounting.CohortPlan(clients, z, 1.0, z, float(found), *told)
+        return self._number(sampling, noise_multiplier, 7, unit, rest)
 
     @staticmethod
     def _past_run(*settings):

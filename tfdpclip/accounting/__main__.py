@@ -1,16 +1,14 @@
 r"""Answers privacy questions on the command line.
 
-The questions: which epsilon, noise, number of steps or cohort; for the privacy of
-people, whether to draw people or examples; and which epsilon a run of
-tensorflow-privacy's optimizers had:
+The questions: which epsilon, noise or number of steps; for the privacy of people,
+whether to draw people or examples; and which epsilon a run of tensorflow-privacy's
+optimizers had:
 
     python -m tfdpclip.accounting epsilon --noise_multiplier=1.1 --steps=1000 \
         --rate=0.01 --delta=1e-5
     python -m tfdpclip.accounting noise --epsilon=1,3,8 --epochs=15 \
         --batch_size=256 --population=60000
     python -m tfdpclip.accounting steps --epsilon=3 --noise_multiplier=1 --rate=0.01
-    python -m tfdpclip.accounting cohort --epsilon=5 --noise_multiplier=0.03 \
-        --clients_per_round=100 --population=1000000 --steps=1500
     python -m tfdpclip.accounting people --epsilon=3 --steps=1000 --batch_size=256 \
         --people=10000 --population=200000 --per_person=1,4,16 --delta=1e-6
     python -m tfdpclip.accounting past_run --examples=60000 --batch_size=256 \
@@ -64,9 +62,6 @@ _number_list("per_person", "Examples of a person, for `people`; a list.")
 flags.DEFINE_integer(
     "people", None, "Number of people, for `people`.", flag_values=_FLAGS
 )
-flags.DEFINE_integer(
-    "clients_per_round", None, "Cohort of the trial, for `cohort`.", flag_values=_FLAGS
-)
 flags.DEFINE_float("delta", 1e-5, "The delta of the guarantee.", flag_values=_FLAGS)
 flags.DEFINE_enum(
     "sampling",
@@ -96,15 +91,6 @@ flags.DEFINE_enum(
     "The unit of clipping.",
     flag_values=_FLAGS,
 )
-flags.DEFINE_enum(
-    "convention",
-    "strict",
-    ["strict", "paper"],
-    "`paper`: a replace-one bound with the noise multiplier not halved, as in Table 1 "
-    "of the adaptive-clipping paper. Not the strict guarantee.",
-    flag_values=_FLAGS,
-)
-
 for _alias, _name in _command_flags.ALIASES.items():
     flags.DEFINE_alias(_alias, _name, flag_values=_FLAGS)
 
@@ -134,9 +120,7 @@ def answer(question: str) -> None:
             print(f"batch size {size:g}, {epochs:g} epochs, noise {z:g}: {run}")
         print(f"unit clipped: {_FLAGS.unit}\naccountant: pld")
         return
-    if question == "cohort":
-        rows = [_cohort_row(*values) for values in _product("epsilon", "steps")]
-    elif question == "people":
+    if question == "people":
         names = ("per_person", "batch_size", "epsilon", "steps")
         rows = [row for values in _product(*names) for row in _people_rows(*values)]
     else:
@@ -152,16 +136,10 @@ def answer(question: str) -> None:
     relations = {RELATION_NAMES[s.neighboring_relation] for s in schemes}
     print(f"\ndelta: {_FLAGS.delta:g}")
     print(f"neighbours: {'; '.join(sorted(relations))}")
-    units = {"people": _PEOPLE, "cohort": "client"}
-    print(f"unit clipped: {units.get(question, _FLAGS.unit)}")
+    print(f"unit clipped: {_PEOPLE if question == 'people' else _FLAGS.unit}")
     print(f"accountant: {_FLAGS.accountant}")
     if _FLAGS.accountant == "gdp" and any(s.amplified for s in schemes):
         print("NOTE: a central limit approximation of sampling, not a bound.")
-    if _sensitivity() is not None:
-        print(
-            "NOTE: the paper's convention (noise multiplier not halved under replace-"
-            "one neighbours), not the strict guarantee."
-        )
     for text in sorted({text for s in schemes for text in s.assumptions()}):
         print(f"assuming: {text}")
 
@@ -198,30 +176,6 @@ def _steps(scheme) -> Iterator[Row]:
             epsilon=target, noise_multiplier=z, sampling=scheme, **_options()
         )
         yield _row(scheme, steps, z, target)
-
-
-def _cohort_row(target: float, rounds: float) -> Row:
-    if _FLAGS.sampling not in ("poisson", "fixed_size"):
-        raise ValueError("cohort knows --sampling=poisson and fixed_size.")
-    plan = accounting.cohort_for(
-        target,
-        _FLAGS.delta,
-        _needed("population"),
-        _whole("steps", rounds),
-        _numbers("noise_multiplier")[0],
-        _needed("clients_per_round"),
-        sampling=_FLAGS.sampling,
-        accountant=_FLAGS.accountant,
-        sensitivity=_sensitivity(),
-    )
-    cells, scheme = _row(
-        plan.sampling, plan.rounds, plan.noise_multiplier, plan.epsilon
-    )
-    cells["clients per round"] = str(plan.clients_per_round)
-    cells["scale"] = f"{plan.scale:.4g}"
-    cells["z of the sum"] = f"{plan.gradient_noise_multiplier:.6g}"
-    cells["count stddev"] = f"{plan.count_stddev:.6g}"
-    return cells, plan.sampling
 
 
 def _people_rows(per_person: float, size: float, target: float, steps: float):
@@ -321,12 +275,7 @@ def _options(unit: str | None = None) -> dict[str, Any]:
         "delta": _FLAGS.delta,
         "accountant": _FLAGS.accountant,
         "unit": unit or _FLAGS.unit,
-        "sensitivity": _sensitivity(),
     }
-
-
-def _sensitivity() -> float | None:
-    return 1.0 if _FLAGS.convention == "paper" else None
 
 
 def _numbers(name: str) -> list[float]:

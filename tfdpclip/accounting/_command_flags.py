@@ -10,17 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 #: The flags that each question uses.
-_ALWAYS = {"delta", "accountant", "convention"}
+_ALWAYS = {"delta", "accountant"}
 _SCHEME = {"sampling", "rate", "batch_size", "population", "unit"}
 _LENGTH = {"steps", "epochs"}
 USES: dict[str, set[str]] = {
     "epsilon": _ALWAYS | _SCHEME | _LENGTH | {"noise_multiplier"},
     "noise": _ALWAYS | _SCHEME | _LENGTH | {"epsilon"},
     "steps": _ALWAYS | _SCHEME | {"epsilon", "noise_multiplier"},
-    "cohort": _ALWAYS
-    | {"epsilon", "steps", "noise_multiplier", "clients_per_round", "population"}
-    | {"sampling"},
-    "people": (_ALWAYS - {"convention"})
+    "people": _ALWAYS
     | {"epsilon", "steps", "batch_size", "people", "population", "per_person"},
     "past_run": {"delta", "population", "batch_size", "epochs", "noise_multiplier"}
     | {"unit"},
@@ -44,7 +41,6 @@ INSTEAD = {
     "num_microbatches": _MICROBATCHES,
     "used_microbatching": _MICROBATCHES,
 }
-_REPLACE_ONE = ("fixed_size", "with_replacement", "shuffled")
 
 
 def refuse_without_effect(question: str, flags: Any) -> None:
@@ -71,37 +67,22 @@ def refuse_without_effect(question: str, flags: Any) -> None:
             "`past_run` takes --unit=example, or --unit=batch for microbatches of "
             "several examples."
         )
-    if question == "cohort" and len(flags.noise_multiplier) > 1:
-        raise ValueError("`cohort` takes a single --noise_multiplier, of the trial.")
     kind, sizes = flags.sampling, {"rate", "batch_size", "population"} & given
-    if question in ("epsilon", "noise", "steps"):
-        if kind == "full" and sizes:
-            raise ValueError(
-                f"--{min(sizes)} has no effect with --sampling=full, in which every "
-                "step has every record: leave it out, or choose a different --sampling."
-            )
-        if kind == "poisson" and "rate" in sizes and len(sizes) > 1:
-            raise ValueError(
-                f"--rate and --{min(sizes - {'rate'})} contradict each other: the rate "
-                "is --batch_size over --population. Give --rate, or the other two."
-            )
-        if kind in (*_REPLACE_ONE, "random_allocation") and "rate" in sizes:
-            raise ValueError(
-                f"--rate has no effect with --sampling={kind}: give --batch_size and "
-                "--population."
-            )
-    if flags.convention == "paper":
-        if kind not in _REPLACE_ONE:
-            raise ValueError(
-                "--convention=paper has no effect with --sampling="
-                f"{kind}: it is about neighbours that differ by replacing one record, "
-                f"as with --sampling={', '.join(_REPLACE_ONE)}."
-            )
-        if flags.unit in ("batch", "group"):
-            raise ValueError(
-                f"--convention=paper and --unit={flags.unit} contradict each other: "
-                "the paper clips each record separately."
-            )
+    if kind == "full" and sizes:
+        raise ValueError(
+            f"--{min(sizes)} has no effect with --sampling=full, in which every step "
+            "has every record: leave it out, or choose a different --sampling."
+        )
+    if kind == "poisson" and "rate" in sizes and len(sizes) > 1:
+        raise ValueError(
+            f"--rate and --{min(sizes - {'rate'})} contradict each other: the rate is "
+            "--batch_size over --population. Give --rate, or the other two."
+        )
+    if kind not in ("poisson", "full") and "rate" in sizes:
+        raise ValueError(
+            f"--rate has no effect with --sampling={kind}: give --batch_size and "
+            "--population."
+        )
 
 
 def refuse_twice(argv: Sequence[str], flags: Any) -> None:

@@ -96,7 +96,11 @@ def test_schemes_are_trained_on_what_they_drew_and_nothing_else(name, pieces):
     assert shapes == [None if varies and pieces == 1 else rows] * 2
     # Later iterations see the usual shape again; the draws went on.
     assert batches.element_spec[-1].shape[0] == rows
-    assert batches.next_step == 2 * len(batches) // pieces == budget.ledger.steps
+    assert (
+        batches._drawer.steps_drawn()
+        == 2 * len(batches) // pieces
+        == budget.ledger.steps
+    )
     for _ in range(2):
         collections.deque(same, maxlen=0)
     for ours, other in zip(batches, same, strict=True):

@@ -67,7 +67,7 @@ def fit(data, model, loss, **options):
     try:
         model.fit(batches, verbose=0, callbacks=plan.callbacks)
     except Exception:
-        assert batches.next_step == 0  # No draw.
+        assert batches._drawer.steps_drawn() == 0  # No draw.
         raise
 
 

@@ -134,7 +134,7 @@ def test_nothing_runs_when_nothing_fits():
     with pytest.raises(ValueError, match="room for 0 steps.*raise noise_multiplier"):
         model.fit(batches, verbose=0, callbacks=[budget])
     assert optimizer.iterations.numpy() == 0
-    assert batches.next_step == 0
+    assert batches._drawer.steps_drawn() == 0
 
 
 def test_an_execution_longer_than_the_budget_is_refused():

@@ -72,14 +72,14 @@ def test_a_run_that_stopped_within_an_epoch_goes_on_with_another(tmp_path, again
     model = model_of(plan)
     model.fit(batches, epochs=3, callbacks=[*plan.callbacks, StopAfter(8)], verbose=0)
     assert plan.ledger.phases[-1].runs == [8]
-    assert batches.next_step == 8
+    assert batches._drawer.steps_drawn() == 8
     if again == "another process":
         plan = plan_of(epochs=3, ledger=tmp_path / "privacy.json")
-        batches, model = plan.batches((X, Y), initial_step=8), model_of(plan)
+        batches, model = plan.batches((X, Y)), model_of(plan)
     model.fit(batches, epochs=1, callbacks=plan.callbacks, verbose=0)
     assert plan.ledger.phases[-1].runs == [8, 6]
     # The new run draws nothing from the rest of the epoch that was cut short.
-    assert (batches.next_step - batches._drawer._first_step) % 6 == 0
+    assert (batches._drawer.steps_drawn() - batches._drawer._first_step) % 6 == 0
     z, scheme = plan.noise_multiplier, batches.scheme
     parts = [scheme.event(z, steps) for steps in (6, 2, 6)]
     expected = dpc.accounting.event_epsilon(

@@ -722,7 +722,7 @@ class TestStepsOfALedger:
         data = sampling.ShuffledEpochs(10, RECORDS).batches(np.ones((RECORDS, 1)))
         next(iter(data))
         self._ledger(data)
-        assert data.next_step == data.steps_per_epoch
+        assert data._drawer.steps_drawn() == data.steps_per_epoch
 
     @pytest.mark.parametrize("begun", ["scheme", "others", "first"])
     @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_steps_stay_within_the_memory_and_use_it():
     )
     assert memory / 3 < used <= memory
     # The search drew no records and spent nothing: it used separate plans.
-    assert made and all(batches.next_step == 0 for _, batches in made)
+    assert made and all(batches._drawer.steps_drawn() == 0 for _, batches in made)
     assert not plan.ledger.phases and not found.ledger.phases
     assert all(trial.ledger is not plan.ledger for trial, _ in made)
     assert not plan._histories and not found._histories[:-1]

@@ -418,7 +418,7 @@ def test_class_weights_of_tokens_are_refused_where_keras_would_take_places(
     model.compile(optimizer, PerExampleLoss(crossentropy()))
     with pytest.raises(ValueError, match=r"class_weight is for .*np.take\(weights, y"):
         model.fit(batches, class_weight=by_class, verbose=0)
-    assert batches.next_step == 0
+    assert batches._drawer.steps_drawn() == 0
 
 
 def _refuses_class_weights(data, classes, match, units=LENGTH):
@@ -428,7 +428,7 @@ def _refuses_class_weights(data, classes, match, units=LENGTH):
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=match):
         model.fit(batches, class_weight=classes, verbose=0)
-    assert batches.next_step == 0
+    assert batches._drawer.steps_drawn() == 0
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["tokens", "several classes"])

@@ -186,9 +186,6 @@ ACCOUNTING = {
         sensitivity=1.0,
     ),
     "epsilon": case(accounting.epsilon, _=LIMITS, **RUN, noise_multiplier=1.0, steps=9),
-    "epsilon_profile": case(
-        accounting.epsilon_profile, _=LIMITS, **RUN, noise_multiplier=1.0, steps=[0, 3]
-    ),
     "event_epsilon": case(
         accounting.event_epsilon,
         _=LIMITS,
@@ -335,7 +332,6 @@ SAMPLING = {
         accumulation_steps=1,
         independent_groups=False,
         steps=3,
-        initial_step=0,
         seed=1,
         workers=None,
     ),
@@ -390,9 +386,7 @@ CLIPPING = RULES_AS_THEY_ARE_SET_UP | {
         names=["a/b", "c/d"],
         name="thing",
     ),
-    "make_groups": case(
-        clipping.make_groups, groups=1, names=["a/b", "c/d"], norms={"a": 1.0, "c": 2.0}
-    ),
+    "make_groups": case(clipping.make_groups, groups="layer", names=["a/b", "c/d"]),
     "register_rule": case(clipping.register_rule, rule_class=clipping.FixedClip),
     "registered_rules": case(clipping.registered_rules),
     "serialize_rule": case(clipping.serialize_rule, rule=clipping.FixedClip(1.0)),

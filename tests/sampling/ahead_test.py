@@ -157,7 +157,7 @@ def test_fetching_ahead_changes_no_element_of_any_iterator(name, pieces):
     for data in ((X, Y), slices()):
         batches = schemes()[name].batches(data, **options)
         found.append(drawn(batches, looks))
-        assert batches.next_step == 20
+        assert batches._drawer.steps_drawn() == 20
         assert batches._drawer.delivered == 20 * pieces
     for ours, other in zip(*found, strict=True):
         for mine, wanted in zip(ours, other, strict=True):
@@ -218,7 +218,7 @@ def test_a_record_that_cannot_be_read_is_neither_named_nor_skipped(tmp_path):
         with pytest.raises(Exception, match="could not be read .NotFound") as found:
             next(stream)
         assert not re.search(r"record 17|17\.|could not be read: ", str(found.value))
-        assert batches.next_step == batches._drawer.delivered == place
+        assert batches._drawer.steps_drawn() == batches._drawer.delivered == place
         stream = iter(batches)
     tf.io.gfile.rename(paths[17] + ".away", paths[17])
     for rows in wanted[place:]:
@@ -319,7 +319,7 @@ def test_a_record_that_one_of_several_threads_cannot_read_is_not_named(kind, wor
     with pytest.raises(Exception, match="could not be read .OSError") as found:
         next(iter(batches))
     assert not re.search("record 17|gone", str(found.value))
-    assert batches.next_step == 0
+    assert batches._drawer.steps_drawn() == 0
     files.broken = None
     np.testing.assert_array_equal(next(iter(batches))[0], X)
 

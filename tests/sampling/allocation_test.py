@@ -144,19 +144,6 @@ def test_batches_of_pieces_are_the_same_steps():
     assert _steps(cut) == _steps(whole)
 
 
-def test_a_seeded_run_goes_on_within_an_epoch():
-    whole = _steps(sampling.RandomAllocation(6).batches(numbered(), seed=5, steps=12))
-    rest = sampling.RandomAllocation(6).batches(
-        numbered(), seed=5, steps=8, initial_step=4
-    )
-    assert _steps(rest) == whole[4:]
-
-
-def test_a_run_resumed_elsewhere_begins_an_epoch():
-    batches = sampling.RandomAllocation(6).batches(numbered(), initial_step=4)
-    assert sorted(sum(_steps(batches), [])) == list(range(RECORDS))
-
-
 def test_a_run_of_a_ledger_begins_an_epoch():
     batches = sampling.RandomAllocation(6).batches(numbered())
     ledger = accounting.Ledger(delta=1e-5)
@@ -166,7 +153,7 @@ def test_a_run_of_a_ledger_begins_an_epoch():
         drawer.next_element()
     ledger.record(4)
     ledger.begin(noise_multiplier=2.0, sampling=batches, change=True)
-    assert batches.next_step == 6
+    assert batches._drawer.steps_drawn() == 6
     ledger.record(7)
     events = [
         batches.scheme.event(z, steps) for z, steps in ((1.0, 4), (2.0, 6), (2.0, 1))

@@ -77,16 +77,13 @@ class TestDraws:
         first, second = (sampling.Poisson(0.5).batches(numbered()) for _ in range(2))
         assert _steps(first) != _steps(second)
 
-    def test_a_seed_fixes_draws_and_they_can_be_resumed(self):
+    def test_a_seed_fixes_draws(self):
         scheme = sampling.Poisson(0.2)
         whole = scheme.batches(numbered(), seed=3, steps=10)
         expected = _steps(whole)
         again = scheme.batches(numbered(), seed=3, steps=5)
         assert _steps(again) + _steps(again) == expected
-        resumed = scheme.batches(numbered(), seed=3, steps=4, initial_step=6)
-        assert resumed.next_step == 6
-        assert _steps(resumed) == expected[6:]
-        assert resumed.seed == 3
+        assert whole.seed == 3
 
     @pytest.mark.slow
     def test_frequencies_reach_the_batches(self):
@@ -126,10 +123,6 @@ class TestDraws:
         first, second = (sum(_steps(batches), []) for _ in range(2))
         assert sorted(first) == sorted(second) == list(range(60))
         assert first != second
-
-    def test_a_shuffle_resumed_elsewhere_begins_anew(self):
-        batches = sampling.ShuffledEpochs(10, 60).batches(numbered(), initial_step=3)
-        assert sorted(sum(_steps(batches), [])) == list(range(60))
 
     def test_full_batch(self):
         assert _steps(sampling.FullBatch().batches(numbered())) == [list(range(60))]
@@ -218,7 +211,7 @@ class TestAccumulation:
             thread.join()
         # Six whole steps, of all eight records.
         assert sorted(seen) == sorted(list(range(8)) * 6)
-        assert batches.next_step == 6
+        assert batches._drawer.steps_drawn() == 6
 
     def test_what_could_not_be_read_is_not_skipped(self):
         class Fails:
@@ -304,7 +297,7 @@ class TestFit:
         batches = sampling.Poisson(0.1).batches(numbered())
         self._model().fit(batches, epochs=3, verbose=0)
         assert batches._drawer.delivered >= 30
-        assert batches.next_step == batches._drawer.delivered
+        assert batches._drawer.steps_drawn() == batches._drawer.delivered
 
     @pytest.mark.parametrize("steps_per_execution", [1, 3])
     def test_steps_per_epoch(self, steps_per_execution):
@@ -314,7 +307,7 @@ class TestFit:
         # Keras 3 rounds an epoch up to whole executions.
         steps = 27 if stack.KERAS_3 and steps_per_execution == 3 else 21
         assert model.optimizer.iterations.numpy() == steps
-        assert batches.next_step >= steps
+        assert batches._drawer.steps_drawn() >= steps
 
     def test_one_trace_for_all_sizes(self):
         traces = []
@@ -448,7 +441,6 @@ def test_a_mapped_data_set_keeps_its_batches():
         ({"accumulation_steps": float("nan")}, "accumulation_steps"),
         ({"steps": 0}, "steps"),
         ({"steps": float("inf")}, "steps"),
-        ({"initial_step": -1}, "initial_step"),
         ({"seed": -1}, "seed"),
         ({"seed": 0.5}, "seed"),
     ],

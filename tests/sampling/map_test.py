@@ -49,7 +49,7 @@ class TestRecords:
         assert mapped._drawer is batches._drawer
         assert mapped.steps_per_epoch == 3
         assert len(list(mapped)) == 6
-        assert batches.next_step == 3
+        assert batches._drawer.steps_drawn() == 3
 
     def test_a_function_may_have_more_arguments_with_defaults(self):
         """As `preprocess_samples` of KerasHub's models, through which `fit` maps."""

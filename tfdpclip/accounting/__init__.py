@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tfdpclip.accounting.calibration import (
         delta,
         epsilon,
-        epsilon_profile,
         event_epsilon,
         noise_multiplier,
         steps_for,
@@ -79,7 +78,6 @@ __all__ = [
     "delta",
     "effective_noise_multiplier",
     "epsilon",
-    "epsilon_profile",
     "event_epsilon",
     "gdp_compose",
     "gdp_delta",

@@ -4,13 +4,10 @@ Every function takes a sampling scheme of `tfdpclip.sampling`, with its own even
 neighbouring relation, so that the answer is about the scheme that draws the data.
 """
 
-import functools
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import dp_accounting
-import numpy as np
 
 from tfdpclip import _arguments
 from tfdpclip._docs import see
@@ -280,50 +277,6 @@ def steps_for(
         return accountants.epsilon(event, delta, accountant, coarseness)
 
     return search.most_steps(total, epsilon)
-
-
-def epsilon_profile(
-    noise_multiplier: float,
-    steps: Iterable[int],
-    sampling: Any,
-    delta: float,
-    accountant: str = "pld",
-    *,
-    unit: str = "example",
-    sensitivity: float | None = None,
-) -> np.ndarray:
-    """Returns epsilon after each of several numbers of steps, for plots and logs.
-
-    Much cheaper than repeated calls of `epsilon`: the distribution of one step is built
-    once and only composed anew.
-
-    Args:
-      noise_multiplier: z.
-      steps: The numbers of steps.
-      sampling: A scheme of `tfdpclip.sampling`, or batches drawn by it.
-      delta: In (0, 1).
-      accountant: `"pld"`, `"rdp"` or `"gdp"`.
-      unit: The object that is clipped.
-      sensitivity: Replaces the sensitivity, in clip norms.
-
-    Returns:
-      An array like `steps`.
-
-    Raises:
-      ValueError: If an argument is out of range.
-      UnsupportedEventError: If the accountant cannot measure the scheme.
-
-    >>> from tfdpclip import sampling
-    >>> epsilon_profile(5.0, [0, 1, 2], sampling.FullBatch(), 1e-5).round(3)
-    array([0.   , 0.726, 1.061])
-    """
-    run = functools.partial(epsilon, unit=unit, sensitivity=sensitivity)
-    return np.array(
-        [
-            run(noise_multiplier, count, sampling, delta, accountant)
-            for count in _arguments.items("steps", steps)
-        ]
-    )
 
 
 def _past(spent: dp_accounting.DpEvent | None) -> dp_accounting.DpEvent:

@@ -375,8 +375,8 @@ class PrivacyPlan(BudgetPlan):
         Args:
           data: As for `scheme.batches`: (x, y), arrays, a data set with random access.
           *others: Always empty: inputs and labels are one argument, (x, y).
-          **options: `seed`, `initial_step`, as for `scheme.batches`; with
-            `per_person` also `people`, the person of each example.
+          **options: `seed`, as for `scheme.batches`; with `per_person` also `people`,
+            the person of each example.
 
         Raises:
           ValueError: If the data have another number of records than `examples`, an

@@ -86,7 +86,6 @@ class Batches(tf.data.Dataset):
         element of its step, independently of the rest of the draw, so that adding a
         record changes one group only. By default elements are filled in turn.
       steps: Logical steps per iteration; `scheme.steps_per_epoch` by default.
-      initial_step: Number of the first logical step, to continue after a restart.
       seed: Fixes the draws. For experiments only.
       workers: For data with `__getitem__`: how many threads may call it at a time. 1
         by default, since not every object allows concurrent calls: if two threads
@@ -127,7 +126,6 @@ class Batches(tf.data.Dataset):
         accumulation_steps: int = 1,
         independent_groups: bool = False,
         steps: int | None = None,
-        initial_step: int = 0,
         seed: int | None = None,
         workers: int | None = None,
         views: int = 1,
@@ -140,7 +138,6 @@ class Batches(tf.data.Dataset):
             "accumulation_steps", accumulation_steps, 1, MOST_ROWS
         )
         _arguments.boolean("independent_groups", independent_groups)
-        initial_step = _arguments.integer("initial_step", initial_step)
         seed = _arguments.optional(_arguments.integer, "seed", seed)
         views = _arguments.integer("views", views, 1, MOST_ROWS)
         source = _open_source(scheme, data, workers, people, per_person, seed)
@@ -163,7 +160,6 @@ class Batches(tf.data.Dataset):
             source,
             rows,
             accumulation_steps,
-            initial_step,
             seed,
             by_group,
             views=views,
@@ -370,11 +366,6 @@ class Batches(tf.data.Dataset):
     def seed(self) -> int | None:
         """The seed that fixes the draws, or None."""
         return self._drawer.seed
-
-    @property
-    def next_step(self) -> int:
-        """Number of the next logical step to be handed out."""
-        return self._drawer.position // self._drawer.pieces
 
     def __repr__(self) -> str:
         return (

@@ -165,8 +165,8 @@ def _drawer_of_part(batches: Any, shard: int, shards: int) -> Drawer:
         source,
         rows,
         before.pieces,
-        before.position // before.pieces,
         before.seed,
+        initial_step=before.position // before.pieces,
         population=before.population,
         shard=shard,
     )

@@ -54,10 +54,10 @@ class Drawer:
         source,
         rows,
         pieces,
-        initial_step,
         seed,
         by_group=False,
         *,
+        initial_step=0,
         population=None,
         shard=None,
         views=1,
@@ -81,7 +81,7 @@ class Drawer:
         self.seed = seed
         self.position = initial_step * pieces
         self.delivered = 0
-        # A shuffle begun by an earlier process cannot be continued, only begun anew.
+        # A shuffle that another drawer began cannot be continued, only begun anew.
         self._first_step = initial_step if seed is None else 0
         key = DrawKey.fresh() if seed is None else DrawKey(seed)
         self._key = dataclasses.replace(key, shard=shard)

@@ -29,6 +29,7 @@ from keras_examples.batch_settings import (
     local_flag,
     read_layers,
 )
+from keras_examples.similar_layers import similar_layers
 from tfdpclip.clipping import make_groups
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -156,12 +157,12 @@ def layers_and_sigma(
     # Keras 3 names a variable's layers in its path, after the model.
     paths = [getattr(v, "path", v.name) for v in model.trainable_variables]
     names = [path.removeprefix(f"{model.name}/") for path in paths]
-    spec, count = group_spec(used), read_layers(used.layers)
-    norms = None
+    layers = make_groups(group_spec(used), names).as_mapping()
+    count = read_layers(used.layers)
     if count is not None:
         model.compile(loss=training.LOSS)
-        spec, norms = count, dpc.keras.public_gradient_norms(model, public)
-    layers = make_groups(spec, names, norms).as_mapping()
+        norms = dpc.keras.public_gradient_norms(model, public)
+        layers = similar_layers(names, norms, count)
     sigma = used.sigma
     if used.equal_privacy and not by_layer(used.clip):
         sigma /= math.sqrt(len(layers))

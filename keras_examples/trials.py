@@ -132,7 +132,8 @@ class Trainer:
         def measure(epoch, logs=None):
             if self._meter is not None:
                 norms = self._meter.norms(self._problem.data.public)
-                optimizer.set_public_norms(norms.by_group.mean(axis=0))
+                means = norms.by_group.mean(axis=0)
+                optimizer.set_public_norms(dict(zip(norms.groups, means, strict=True)))
 
         model.fit(
             self._batches,

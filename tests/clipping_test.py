@@ -216,7 +216,7 @@ def test_a_target_that_noise_makes_unreachable_warns_with_a_line_that_does_not(
 ):
     settings = {"target_quantile": target, "count_stddev": stddev}
     rule = QuantileClip(**settings)
-    layers = LayerwiseClip((FixedClip(1.0), rule))
+    layers = LayerwiseClip({"a": FixedClip(1.0), "b": rule})
     grouped = layers.bind(["a/kernel", "b/kernel"])
     for clip in (rule, grouped):
         with pytest.warns(UserWarning, match=f"of {stddev / records:.3g} on") as told:

@@ -78,12 +78,11 @@ def test_a_weight_that_is_none_drops_the_record(weight):
     "rule",
     [
         dpc.LayerwiseClip(Window()),
-        dpc.LayerwiseClip([1.0, Window()]),
         dpc.LayerwiseClip({"a": Window(), "b": 1.0}),
-        dpc.ScaledClip([1.0, 2.0], Window()),
-        dpc.PublicNormClip(Window(), norms=[1.0, 1.0]),
+        dpc.ScaledClip({"a": 1.0, "b": 2.0}, Window()),
+        dpc.PublicNormClip(Window(), norms={"a": 1.0, "b": 1.0}),
     ],
-    ids=["all groups", "a list", "by name", "scaled", "public norms"],
+    ids=["all groups", "by name", "scaled", "public norms"],
 )
 def test_a_rule_within_another_is_found(rule):
     for found in (rule, rule.bind(["a/kernel", "b/kernel"])):

@@ -26,6 +26,7 @@ from tfdpclip.mechanism import Mechanism, Unclipped
 from tfdpclip.noise import GaussianNoise
 
 NAMES = ["a/kernel", "a/bias", "b/kernel", "c/kernel"]
+NORMS = {"a": 0.1, "b": 1.0, "c": 2.0}
 Z, RECORDS = 0.8, 40
 schedules = tf.keras.optimizers.schedules
 
@@ -38,12 +39,16 @@ RULES: dict[str, clipping.ClipRule] = {
     "quantile, linear": QuantileClip(initial_norm=0.7, update="linear"),
     "automatic": AutomaticClip(1e-6),
     "layerwise": LayerwiseClip(QuantileClip(initial_norm=0.7)),
-    "layerwise, joint": LayerwiseClip([0.5, 1.0, 3.0], allocation="joint"),
-    "layerwise, mixed": LayerwiseClip([0.5, QuantileClip(), AutomaticClip(1e-6)]),
-    "public": PublicNormClip(QuantileClip(), norms=[0.1, 1.0, 2.0]),
-    "public, joint": PublicNormClip(1.0, norms=[0.1, 1.0, 2.0], allocation="joint"),
-    "public, no master": PublicNormClip(None, norms=[0.1, 1.0, 2.0]),
-    "scaled": ScaledClip([0.3, 1.0, 4.0], QuantileClip()),
+    "layerwise, joint": LayerwiseClip(
+        {"a": 0.5, "b": 1.0, "c": 3.0}, allocation="joint"
+    ),
+    "layerwise, mixed": LayerwiseClip(
+        {"a": 0.5, "b": QuantileClip(), "c": AutomaticClip(1e-6)}
+    ),
+    "public": PublicNormClip(QuantileClip(), norms=NORMS),
+    "public, joint": PublicNormClip(1.0, norms=NORMS, allocation="joint"),
+    "public, no master": PublicNormClip(None, norms=NORMS),
+    "scaled": ScaledClip({"a": 0.3, "b": 1.0, "c": 4.0}, QuantileClip()),
 }
 # Further rules: the first setup of each in the table of the rules' contract.
 _KINDS = {type(rule).__name__ for rule in RULES.values()}
@@ -306,7 +311,9 @@ def test_a_schedule_moves_z_and_the_counts_keep_their_noise():
 def test_a_schedule_moves_the_noise_of_counts_that_nobody_chose():
     values = [1.0, 4.0, 0.5, 0.0]
     z = schedules.PiecewiseConstantDecay([0, 1, 2], values)
-    groups = LayerwiseClip([QuantileClip(), QuantileClip(count_stddev=6.0), 1.0])
+    groups = LayerwiseClip(
+        {"a": QuantileClip(), "b": QuantileClip(count_stddev=6.0), "c": 1.0}
+    )
     rule = dataclasses.replace(groups, groups="variable").bind(["a", "b", "c"])
     found = Mechanism(rule, z, records=20)
     assert found.count_stddevs == (1.0, 6.0)

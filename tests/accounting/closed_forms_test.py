@@ -140,13 +140,17 @@ class TestNoiseSplit:
 
     def test_a_chosen_count_keeps_its_noise_and_defaults_share_what_it_leaves(self):
         chosen = QuantileClip(count_stddev=1.0)
-        rule = LayerwiseClip([chosen, QuantileClip(), 0.5], groups="variable")
+        rule = LayerwiseClip(
+            {"a": chosen, "b": QuantileClip(), "c": 0.5}, groups="variable"
+        )
         rule = rule.bind(["a", "b", "c"])
         # 1/4 of z^-2 is taken: the second count gets half of 3/4.
         found = accounting.count_stddevs(rule, 8, 1.0)
         assert found == pytest.approx((1.0, 0.5 / math.sqrt(0.375)), rel=1e-12)
         assert accounting.count_stddevs(rule, 100, 1.0) == (1.0, 5.0)
-        precise = dataclasses.replace(rule, rule=[QuantileClip(count_stddev=0.5)] * 3)
+        precise = dataclasses.replace(
+            rule, rule=dict.fromkeys("abc", QuantileClip(count_stddev=0.5))
+        )
         precise = precise.bind(["a", "b", "c"])
         found = accounting.count_stddevs(precise, 8, 1.0)
         assert found == (0.5,) * 3

@@ -59,15 +59,15 @@ RULES: dict[str, list[ClipRule]] = {
     ],
     "LayerwiseClip": [
         LayerwiseClip(groups="variable"),
-        LayerwiseClip([FixedClip(0.3), QuantileClip(0.5, 2.0)], allocation="joint"),
+        LayerwiseClip({"one": 0.3, "two": QuantileClip(0.5, 2.0)}, allocation="joint"),
     ],
     "PublicNormClip": [
         PublicNormClip(QuantileClip()),
-        PublicNormClip(None, allocation="joint", norms=[1.0, 0.0]),
+        PublicNormClip(None, allocation="joint", norms={"one": 1.0, "two": 0.0}),
     ],
     "ScaledClip": [
         ScaledClip(None, AutomaticClip(0.0)),
-        ScaledClip([1e-3, 20.0], QuantileClip(normalize=True)),
+        ScaledClip({"one": 1e-3, "two": 20.0}, QuantileClip(normalize=True)),
     ],
 }
 
@@ -607,7 +607,7 @@ def test_a_name_is_not_taken_from_another_rule():
         ({"rule": FixedClip(1.0), "seed": -1}, "seed"),
         ({"rule": FixedClip(1.0), "names": "one"}, "names"),
         ({"rule": FixedClip(1.0), "names": ["one"]}, "names"),
-        ({"rule": LayerwiseClip([1.0] * 9)}, "9 entries for 3 groups"),
+        ({"rule": LayerwiseClip({"one": 1.0})}, "the groups are one, two, three"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(arguments, said):

@@ -1,9 +1,7 @@
 """The groups of the variables, and the refused groupings."""
 
-import itertools
 import json
 
-import numpy as np
 import pytest
 
 from tfdpclip.clipping import LayerwiseClip, as_rule, make_groups
@@ -13,8 +11,8 @@ NAMES = ["embed/table:0", "d1/kernel:0", "d1/bias:0", "d2/kernel:0", "d2/bias:0"
 BARE = tuple(name[:-2] for name in NAMES)
 
 
-def assignment(groups, names=NAMES, norms=None):
-    return make_groups(groups, names, norms).assignment
+def assignment(groups, names=NAMES):
+    return make_groups(groups, names).assignment
 
 
 @pytest.mark.parametrize("groups", [None, "layer"])
@@ -56,10 +54,9 @@ def test_one_group_per_variable_also_where_names_repeat():
         ({"rest": ".*/bias", "big": ["embed", "kernel"]}, (1, 1, 0, 1, 0)),
         (lambda name: name.split("/")[1], (0, 1, 2, 1, 2)),
         (lambda name: len(name) > 9, (0, 1, 1, 1, 1)),
-        (1, (0, 0, 0, 0, 0)),
     ],
 )
-def test_groups_by_pattern_mapping_function_and_number(groups, expected):
+def test_groups_by_pattern_mapping_and_function(groups, expected):
     found = LayerwiseClip(1.0, groups=groups).bind(NAMES).layout
     by_first = {}
     names = [by_first.setdefault(g, len(by_first)) for g in found.assignment]
@@ -93,50 +90,10 @@ def test_the_first_pattern_that_matches_wins():
     }
 
 
-NORMS = {"embed": 100.0, "d1": 1.0, "d2": 1.1}
-
-
-def test_a_number_puts_layers_of_similar_norm_together():
-    assert assignment(2, norms=NORMS) in [(0, 1, 1, 1, 1), (1, 0, 0, 0, 0)]
-    three = assignment(3, norms=NORMS)
-    assert len(set(three)) == 3 and three[1] == three[2] and three[3] == three[4]
-
-
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_a_number_is_the_best_of_all_ways_to_cut_the_sorted_norms(count, seed):
-    rng = np.random.default_rng(seed)
-    values = np.exp(rng.normal(size=7))
-    names = [f"l{i}/w" for i in range(7)]
-    norms = {f"l{i}": v for i, v in enumerate(values)}
-    found = np.array(assignment(count, names, norms))
-    logs = np.log(values)
-
-    def spread(labels):
-        return sum(np.var(logs[labels == g]) * np.sum(labels == g) for g in set(labels))
-
-    order = np.argsort(logs)
-    best = np.inf
-    for cuts in itertools.combinations(range(1, 7), count - 1):
-        labels = np.empty(7, int)
-        for group, part in enumerate(np.split(order, cuts)):
-            labels[part] = group
-        best = min(best, spread(labels))
-    assert spread(found) == pytest.approx(best, rel=1e-9)
-
-
-def test_a_number_works_with_norms_of_zero():
-    zero = {"embed": 0.0, "d1": 0.0, "d2": 1.0}
-    found = assignment(2, norms=zero)
-    assert found[0] == found[1] == found[2] != found[3]
-    assert len(set(assignment(2, norms=dict.fromkeys(zero, 0.0)))) == 2
-
-
 @pytest.mark.parametrize(
     "groups, text",
     [
-        (0, "groups must be an integer of at least 1"),
-        (-3, "groups must be an integer of at least 1"),
+        (4, "groups must be None"),
         (True, "groups must be None"),
         (2.0, "groups must be None"),
         ([], "groups must be None"),
@@ -162,8 +119,6 @@ def test_what_cannot_be_groups_is_refused_at_once(groups, text):
         (["d1"], "groups leaves out embed/table, d2/kernel, d2/bias"),
         ({"a": "d1"}, "groups leaves out embed/table"),
         ([".*", "d1"], "groups has 'd1', but all of its variables belong to groups"),
-        (9, "groups=9, but there are only 3 layers"),
-        (2, r"groups=2 .*needs their norms .*public_gradient_norms"),
     ],
 )
 def test_groups_that_do_not_fit_the_variables_are_refused(groups, text):
@@ -178,31 +133,17 @@ def test_no_variables_are_no_groups():
         make_groups(None, [])
 
 
-def test_norms_for_a_number_must_cover_every_layer():
-    with pytest.raises(ValueError, match="norms says nothing about group 'd2'"):
-        assignment(2, norms={"embed": 1.0, "d1": 2.0})
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0, "x", True])
-def test_norms_for_a_number_must_be_finite(bad):
-    with pytest.raises(ValueError, match="norms"):
-        assignment(2, norms={**NORMS, "d2": bad})
-
-
-def test_numbers_by_group_by_layer_and_in_order():
+def test_numbers_by_group_and_by_layer():
     groups = make_groups({"one": ["embed", "d1"], "two": "d2"}, NAMES)
     assert by_group("norms", {"one": 3, "two": 4}, groups) == [3.0, 4.0]
-    assert by_group("norms", np.array([3.0, 4.0]), groups) == [3.0, 4.0]
     joined = by_group("norms", {"embed": 3.0, "d1": 4.0, "d2": 1.0}, groups)
     assert joined == [5.0, 1.0]
-    with pytest.raises(ValueError, match="norms has 3 entries for 2 groups: one, two"):
-        by_group("norms", [1, 2, 3], groups)
+    with pytest.raises(ValueError, match="norms must be one number per group"):
+        by_group("norms", [1, 2], groups)
     with pytest.raises(ValueError, match="norms says nothing about group 'two'"):
         by_group("norms", {"one": 1.0}, groups)
     with pytest.raises(ValueError, match=r"norms\['one'\]"):
         by_group("norms", {"one": float("nan"), "two": 1.0}, groups)
-    with pytest.raises(ValueError, match=r"norms\[1\]"):
-        by_group("norms", [1.0, -1.0], groups)
 
 
 SAVED = {
@@ -211,7 +152,6 @@ SAVED = {
     "list": ["embed", [".*kernel", "bias"]],
     "tuple": ("embed", ("d1", "d2")),
     "mapping": {"a": "embed", "b": ("d1", "d2")},
-    "number": 1,
 }
 
 

@@ -66,8 +66,8 @@ def test_without_its_bound_it_is_held_to_it():
     [
         PowerClip(1.5),
         dpc.LayerwiseClip(PowerClip(1.0)),
-        dpc.PublicNormClip(PowerClip(1.0), norms=[0.8, 1.0]),
-        dpc.ScaledClip([0.8, 1.0], PowerClip(1.5)),
+        dpc.PublicNormClip(PowerClip(1.0), norms={"hidden": 0.8, "head": 1.0}),
+        dpc.ScaledClip({"hidden": 0.8, "head": 1.0}, PowerClip(1.5)),
     ],
     ids=["flat", "layerwise", "public", "scaled"],
 )

@@ -211,7 +211,8 @@ def check_groups(
     """Checks a rule without groups inside every rule that takes an inner rule."""
     places: list[ClipRule] = [LayerwiseClip(rule, groups="variable")]
     places.append(LayerwiseClip(rule, groups="variable", allocation="joint"))
-    numbers = np.geomspace(1e-2, 1e2, len(names)).tolist()
+    spread = np.geomspace(1e-2, 1e2, len(names)).tolist()
+    numbers = dict(zip(names, spread, strict=True))
     places.append(ScaledClip(numbers, rule, groups="variable"))
     if rule.elementwise:
         _check_elementwise(rule, len(names), draw)

@@ -112,7 +112,10 @@ def test_other_rules_give_their_weights():
 @pytest.mark.slow
 def test_groups_clip_and_count_on_their_own():
     rule = dpc.clipping.LayerwiseClip(
-        [dpc.QuantileClip(initial_norm=1.0), dpc.QuantileClip(initial_norm=0.1)],
+        {
+            ".*": dpc.QuantileClip(initial_norm=1.0),
+            "out": dpc.QuantileClip(initial_norm=0.1),
+        },
         groups=["out", ".*"],
     )
     value_type = tff.to_type([(np.float32, [2]), (np.float32, [2]), np.float32])
@@ -149,9 +152,13 @@ def test_scaled_and_public_rules_equal_the_rule_by_hand():
     value_type = tff.to_type([(np.float32, [3]), (np.float32, [4])])
     data = [[x[:3], x[3:]] for x in updates(rng, 5, 7)]
     rules = [
-        dpc.clipping.ScaledClip([4.0, 1.0], dpc.QuantileClip(initial_norm=1.0)),
+        dpc.clipping.ScaledClip(
+            {"0": 4.0, "1": 1.0}, dpc.QuantileClip(initial_norm=1.0)
+        ),
         dpc.clipping.PublicNormClip(
-            dpc.QuantileClip(initial_norm=1.0), norms=[1.0, 4.0], allocation="joint"
+            dpc.QuantileClip(initial_norm=1.0),
+            norms={"0": 1.0, "1": 4.0},
+            allocation="joint",
         ),
     ]
     for rule in rules:
@@ -270,7 +277,8 @@ def test_log_normal_norms_are_tracked_by_one_layerwise_clip():
     # 15 scalars, each its own group, are the 15 experiments at once.
     cases = [(q, *p) for p in _POPULATIONS for q in _Z_SCORES]
     rule = dpc.clipping.LayerwiseClip(
-        [dpc.QuantileClip(q) for q, _, _ in cases], groups="variable"
+        {k: dpc.QuantileClip(case[0]) for k, case in enumerate(cases)},
+        groups="variable",
     )
     factory = federated.clipped_mean(0.5, 100, rule)
     process = factory.create(tff.to_type([np.float32] * len(cases)))

@@ -64,9 +64,10 @@ def test_without_noise_rounds_equal_plain_ones():
 def test_layerwise_and_normalised_rules_too():
     rng = np.random.default_rng(1)
     data = [nested(x) for x in updates(rng, 8, 11)]
+    multipliers = {"kernel": 1.0, "rest/0": 2.0, "rest/1/scale": 3.0}
     for clip in (
         dpc.clipping.LayerwiseClip(dpc.QuantileClip(initial_norm=0.5)),
-        dpc.clipping.ScaledClip([1.0, 2.0, 3.0], 0.7, groups="variable"),
+        dpc.clipping.ScaledClip(multipliers, 0.7, groups="variable"),
         dpc.QuantileClip(normalize=True),
         dpc.AutomaticClip(),
         0.5,

@@ -70,13 +70,15 @@ def test_groups_get_the_noise_of_their_allocation(secure):
         ("per_layer", [1.0 * math.sqrt(2), 3.0 * math.sqrt(2)]),
         ("joint", [math.sqrt(10), math.sqrt(10)]),
     ]:
-        rule = dpc.clipping.LayerwiseClip([1.0, 3.0], allocation=allocation)
+        rule = dpc.clipping.LayerwiseClip({"0": 1.0, "1": 3.0}, allocation=allocation)
         output_of = _process(secure=secure, clip=rule)
         output = output_of.next(output_of.initialize(), [])
         for leaf, stddev in zip(_noise(output), expected, strict=True):
             assert np.std(leaf) * 100 == pytest.approx(stddev, rel=CLOSE)
         np.testing.assert_allclose(output.measurements["sum_noise_stddev"], expected)
-    scaled = _process(clip=dpc.clipping.ScaledClip([4.0, 1.0], 2.0), secure=secure)
+    scaled = _process(
+        clip=dpc.clipping.ScaledClip({"0": 4.0, "1": 1.0}, 2.0), secure=secure
+    )
     output = scaled.next(scaled.initialize(), [])
     for leaf, stddev in zip(_noise(output), [0.5, 2.0], strict=True):
         assert np.std(leaf) * 100 == pytest.approx(stddev, rel=CLOSE)

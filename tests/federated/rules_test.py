@@ -25,7 +25,10 @@ CASES |= {
 @pytest.mark.thinned(9)
 def test_no_client_moves_a_round_by_more_than_allowed(name):
     aggregator = dpc.federated.clipped_mean(
-        noise_multiplier=0.5, clients_per_round=12, clip=CASES[name]
+        noise_multiplier=0.5,
+        clients_per_round=12,
+        clip=CASES[name],
+        variable_names=["one/kernel", "two/kernel"],
     )
     report = dpc.testing.assert_aggregator_sensitivity(aggregator, UPDATE)
     assert 0.98 < report.ratio < 1.01

@@ -145,7 +145,7 @@ def test_plain_and_secure_rounds_agree():
 def test_counts_of_a_mean_of_bits_are_exact():
     # A rule with a single count, the mean of three groups' bits: thirds.
     rule = dpc.clipping.PublicNormClip(
-        dpc.QuantileClip(initial_norm=1.0), norms=[1.0, 1.0, 1.0]
+        dpc.QuantileClip(initial_norm=1.0), norms=dict.fromkeys("012", 1.0)
     )
     value_type = tff.to_type([np.float32] * 3)
     data = [

@@ -148,10 +148,10 @@ def test_a_record_with_a_nan_in_one_group_is_absent_from_all():
 @pytest.mark.parametrize(
     "rule",
     [
-        dpc.clipping.LayerwiseClip([0.5, 3.0, 1.0]),
-        dpc.clipping.LayerwiseClip([0.5, 3.0, 1.0], allocation="joint"),
-        dpc.clipping.ScaledClip([4.0, 0.5, 1.0], 1.5),
-        dpc.clipping.PublicNormClip(1.5, norms=[1.0, 3.0, 2.0]),
+        dpc.clipping.LayerwiseClip({"0": 0.5, "1": 3.0, "2": 1.0}),
+        dpc.clipping.LayerwiseClip({"0": 0.5, "1": 3.0, "2": 1.0}, allocation="joint"),
+        dpc.clipping.ScaledClip({"0": 4.0, "1": 0.5, "2": 1.0}, 1.5),
+        dpc.clipping.PublicNormClip(1.5, norms={"0": 1.0, "1": 3.0, "2": 2.0}),
     ],
     ids=["per layer", "joint", "scaled", "public"],
 )

@@ -188,7 +188,7 @@ def test_a_step_is_clipped_and_noised_by_the_norm_that_it_began_with(how, jit, r
         if how == "restored":
             unwrapped(optimizer._clip_state[0]).assign(norm)
         else:
-            optimizer.set_public_norms([norm])
+            optimizer.set_public_norms({"layer": norm})
 
     lower(4.0)
     for lowered, expected in ((0.5, 4.0), (0.5, 0.5)):
@@ -217,7 +217,7 @@ def test_public_norms_that_move_within_a_step_bound_all_of_it():
     step = tf.function(lambda: optimizer.minimize(1000.0 * tf.ones([1]) * w[0], [w]))
     for norms, expected in (((2.0, 50.0), 4.0), ((1.0, 3.0), 2.0), ((3.0, 3.0), 6.0)):
         for norm in norms:
-            optimizer.set_public_norms([norm])
+            optimizer.set_public_norms({"layer": norm})
             step()
         assert float(optimizer.seen[0][0]) == pytest.approx(expected, rel=1e-5)
 

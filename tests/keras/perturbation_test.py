@@ -267,8 +267,9 @@ def test_an_example_moves_the_sum_by_at_most_the_sensitivity(rule, name, chunk):
         for present in (1.0, 0.0):
             step = Step(name, made, k=0.1, chunk=chunk, seed=3)
             if rule == "scaled":
-                count = len(step.optimizer.public_layout)
-                step.optimizer.set_public_norms([1.0, 0.2, 3.0][:count])
+                names = step.optimizer.public_layout.names
+                norms = dict(zip(names, [1.0, 0.2, 3.0], strict=False))
+                step.optimizer.set_public_norms(norms)
             scales = np.atleast_1d(
                 step.optimizer.clip.noise_scales(step.optimizer.clip_state)
             )

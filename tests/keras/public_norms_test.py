@@ -226,16 +226,16 @@ def test_norms_set_by_hand_are_used(rule):
     model.optimizer.set_public_norms({"two": 1.0, "one": 4.0})
     expected = expected_clips(rule, {"one": 4.0, "two": 1.0})
     assert model.optimizer.clip_norms == pytest.approx(expected)
-    model.optimizer.set_public_norms([1.0, 4.0])
+    model.optimizer.set_public_norms({"one": 1.0, "two": 4.0})
     expected = expected_clips(rule, {"one": 1.0, "two": 4.0})
     assert model.optimizer.clip_norms == pytest.approx(expected)
     model.fit(*PRIVATE, verbose=0)
     for bad, text in (
         ({"one": 1.0}, "norms says nothing about group 'two'"),
-        ([1.0], "norms has 1 entries for 2 groups"),
-        ([1.0, math.nan], r"norms\[1\]"),
-        ([1.0, math.inf], r"norms\[1\]"),
-        ([1.0, -1.0], r"norms\[1\]"),
+        ([1.0, 4.0], "norms must be one number per group, by name"),
+        ({"one": 1.0, "two": math.nan}, r"norms\['two'\]"),
+        ({"one": 1.0, "two": math.inf}, r"norms\['two'\]"),
+        ({"one": 1.0, "two": -1.0}, r"norms\['two'\]"),
     ):
         with pytest.raises(ValueError, match=text):
             model.optimizer.set_public_norms(bad)
@@ -255,9 +255,12 @@ def test_the_callback_refuses_optimizers_that_take_no_norms():
             )
 
 
+GIVEN = {"one": 1.0, "two": 2.0}
+
+
 @pytest.mark.parametrize(
     "rule",
-    [PublicNormClip(norms=[1.0, 2.0]), ScaledClip([1.0, 2.0])],
+    [PublicNormClip(norms=GIVEN), ScaledClip(GIVEN)],
     ids=["public", "scaled"],
 )
 def test_the_callback_does_not_replace_norms_that_were_given(rule):
@@ -478,7 +481,7 @@ class TestDataAreClaimedToBePublic:
         assert "the numbers that PublicNormClip takes for public" in found
 
     def test_numbers_and_variables_are_named(self):
-        clip = ScaledClip([1.0, 2.0], 0.5)
+        clip = ScaledClip(GIVEN, 0.5)
         found = self._fit(PRIVATE, [], clip, public_variables=["teacher"])
         assert "the numbers that ScaledClip takes for public" in found
         assert "the public_variables 'teacher' hold no private data" in found

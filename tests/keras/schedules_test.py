@@ -496,7 +496,7 @@ def test_a_quantile_schedule_out_of_range_is_refused():
 def test_schedules_come_back_from_json():
     optimizer = DPSGD(
         0.1,
-        clip=LayerwiseClip([QuantileClip(STEPWISE_QUANTILE), FixedClip(STEPWISE)]),
+        clip=LayerwiseClip({"a": QuantileClip(STEPWISE_QUANTILE), "b": STEPWISE}),
         noise_multiplier=STEPWISE,
         expected_batch_size=4,
     )

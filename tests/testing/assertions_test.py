@@ -22,8 +22,8 @@ RULES = {
     "normalised": clipping.FixedClip(0.3, normalize=True),
     "layerwise": clipping.LayerwiseClip(clipping.QuantileClip(initial_norm=1.0)),
     "joint": clipping.LayerwiseClip(0.2, allocation="joint"),
-    "public": clipping.PublicNormClip(0.5, norms=[0.2, 1.0]),
-    "scaled": clipping.ScaledClip([5.0, 1.0], 0.5),
+    "public": clipping.PublicNormClip(0.5, norms={"hidden": 0.2, "head": 1.0}),
+    "scaled": clipping.ScaledClip({"hidden": 5.0, "head": 1.0}, 0.5),
 }
 
 

@@ -28,9 +28,9 @@ RULES = {
     "layerwise quantile": clipping.LayerwiseClip(QUANTILE),
     "automatic": clipping.AutomaticClip(),
     "normalised": clipping.QuantileClip(initial_norm=0.8, normalize=True),
-    "joint": clipping.LayerwiseClip([0.5, 3.0], allocation="joint"),
-    "scaled": clipping.ScaledClip([4.0, 0.5], 1.5),
-    "public": clipping.PublicNormClip(1.5, norms=[1.0, 3.0]),
+    "joint": clipping.LayerwiseClip({"a": 0.5, "b": 3.0}, allocation="joint"),
+    "scaled": clipping.ScaledClip({"a": 4.0, "b": 0.5}, 1.5),
+    "public": clipping.PublicNormClip(1.5, norms={"a": 1.0, "b": 3.0}),
 }
 WAYS = {
     "central": {},

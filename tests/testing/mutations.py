@@ -46,7 +46,7 @@ def data():
 def model_of(shared=False, norm=False, gated=False, **options):
     tf.keras.utils.set_random_seed(0)
     inputs = tf.keras.Input((FEATURES,))
-    hidden = tf.keras.layers.Dense(16, activation="relu")(inputs)
+    hidden = tf.keras.layers.Dense(16, activation="relu", name="hidden")(inputs)
     if shared:
         layer = tf.keras.layers.Dense(16)
         hidden = layer(hidden) + layer(0.9 * hidden)
@@ -54,7 +54,7 @@ def model_of(shared=False, norm=False, gated=False, **options):
         hidden = tf.keras.layers.BatchNormalization()(hidden)
     if gated:
         hidden = gates.Gate()(hidden)
-    model = tf.keras.Model(inputs, tf.keras.layers.Dense(CLASSES)(hidden))
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(CLASSES, name="head")(hidden))
     settings = {"clip": 0.5, "noise_multiplier": 0.5, "expected_batch_size": EXAMPLES}
     model.compile(dpc.keras.DPSGD(0.1, **{**settings, **options}), LOSS)
     return model
@@ -397,14 +397,14 @@ def _sum_of_rows(tensor):
 
 LAYERWISE = {"clip": clipping.LayerwiseClip(0.25)}
 QUANTILE = {"clip": clipping.QuantileClip(initial_norm=1.5)}
-SCALED = {"clip": clipping.ScaledClip([0.3, 1.0], 0.3)}
+SCALED = {"clip": clipping.ScaledClip({"hidden": 0.3, "head": 1.0}, 0.3)}
 GATED = {"gated": True}
 # A record has two rows.
 RECORDS = {"rows_per_record": 2, "expected_batch_size": EXAMPLES // 2}
 # The checks of the step are off, so the assertion must find the bug.
 UNCHECKED = {"gated": True, "check_gradients": "never"}
 _HARDEST = gates.hardest(tf.keras.losses.SparseCategoricalCrossentropy.call)
-PUBLIC = {"clip": clipping.PublicNormClip(0.3, norms=[0.1, 1.0])}
+PUBLIC = {"clip": clipping.PublicNormClip(0.3, norms={"hidden": 0.1, "head": 1.0})}
 
 MUTATIONS = [
     Mutation(

@@ -8,15 +8,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from tfdpclip import _arguments
 from tfdpclip._arguments import function, items, shown, text
 
-# None: a group for each layer. "variable": a group for each variable. A number: that
-# many groups of layers of similar norm. Otherwise patterns, named patterns, or a
-# function of the variable's name.
-GroupSpec = None | int | str | Sequence[Any] | Mapping[str, Any] | Callable[[str], Any]
+# None: a group for each layer. "variable": a group for each variable. Otherwise
+# patterns, named patterns, or a function of the variable's name.
+GroupSpec = None | str | Sequence[Any] | Mapping[str, Any] | Callable[[str], Any]
 
 _EXAMPLE = "groups=['embedding', 'block_.*', '.*']"
 
@@ -66,10 +63,6 @@ def normalize_groups(groups: Any) -> GroupSpec:
         return groups
     if callable(groups):
         return function("groups", groups, 1)
-    if isinstance(groups, bool):
-        raise ValueError(_not_groups(groups))
-    if isinstance(groups, int):
-        return _arguments.integer("groups", groups, 1)
     if isinstance(groups, str):
         if groups not in ("layer", "variable"):
             raise ValueError(
@@ -99,15 +92,12 @@ def _pattern(pattern: Any, groups: Any) -> Any:
     return pattern
 
 
-def make_groups(
-    groups: GroupSpec, names: Sequence[str], norms: Mapping[str, float] | None = None
-) -> Groups:
+def make_groups(groups: GroupSpec, names: Sequence[str]) -> Groups:
     """Sorts variables into groups.
 
     Args:
       groups: the specification of the groups, see `LayerwiseClip`.
       names: the variables' names, in order.
-      norms: public gradient norms by layer, for a number of groups.
 
     Raises:
       ValueError: if a variable has no group, or a group no variable.
@@ -116,8 +106,6 @@ def make_groups(
     names = tuple(_bare(text("names", name)) for name in items("names", names))
     if not names:
         raise ValueError("names is empty: there are no variables to group.")
-    if norms is not None and not isinstance(norms, (Mapping, Sequence)):
-        norms = items("norms", norms)
     if groups is None or groups == "layer":
         labels = [layer_of(name) for name in names]
     elif groups == "variable":
@@ -127,8 +115,6 @@ def make_groups(
         ]
     elif callable(groups):
         labels = [str(groups(name)) for name in names]
-    elif isinstance(groups, int):
-        labels = _similar(groups, names, norms)
     else:
         labels = _matched(groups, names)
     order = tuple(dict.fromkeys(labels))
@@ -138,28 +124,29 @@ def make_groups(
     return Groups(order, tuple(places[label] for label in labels), names)
 
 
-def by_group(name: str, values: Any, groups: Groups) -> list[float]:
-    """A number for each group, from a mapping or a sequence.
+def named_numbers(
+    name: str,
+    numbers: Any,
+    check: Callable[[str, Any], float] = _arguments.non_negative,
+) -> dict[str, float]:
+    """Numbers by the names of groups or layers, each as `check` has it."""
+    _arguments.instance(name, numbers, Mapping, "one number per group, by name")
+    return {str(k): check(f"{name}[{k!r}]", v) for k, v in numbers.items()}
+
+
+def by_group(name: str, values: Mapping[str, Any], groups: Groups) -> list[float]:
+    """A number for each group.
 
     Args:
       name: the argument's name, for errors.
       values: by group name, or by layer name (norms of layers in a group are joined:
-        the root of the sum of squares), or in the groups' order.
+        the root of the sum of squares).
       groups: the groups.
 
     Raises:
       ValueError: if a group has no number.
     """
-    if not isinstance(values, Mapping):
-        values = items(name, values)
-        if len(values) != len(groups):
-            raise ValueError(
-                f"{name} has {len(values)} entries for {len(groups)} groups: "
-                f"{', '.join(groups.names)}."
-            )
-        return [
-            _arguments.non_negative(f"{name}[{i}]", v) for i, v in enumerate(values)
-        ]
+    values = named_numbers(name, values)
     found = []
     for group, members in groups.as_mapping().items():
         layers = dict.fromkeys(layer_of(member) for member in members)
@@ -172,8 +159,7 @@ def by_group(name: str, values: Any, groups: Groups) -> list[float]:
                 f"{name} says nothing about group {group!r}; it has "
                 f"{', '.join(map(repr, values))}."
             )
-        checked = [_arguments.non_negative(f"{name}[{group!r}]", v) for v in numbers]
-        found.append(math.sqrt(math.fsum(v * v for v in checked)))
+        found.append(math.sqrt(math.fsum(v * v for v in numbers)))
     return found
 
 
@@ -226,62 +212,9 @@ def _named(part: Any, name: str) -> bool:
     return name == part or name.startswith(f"{part}/")
 
 
-def _similar(count: int, names: Sequence[str], norms: Any) -> list[str]:
-    """Joins layers of similar norm: least squares of the logarithms."""
-    layers = list(dict.fromkeys(layer_of(name) for name in names))
-    if count == 1:
-        return ["all"] * len(names)
-    if count > len(layers):
-        raise ValueError(
-            f"groups={shown(count)}, but there are only {len(layers)} layers."
-        )
-    if norms is None:
-        raise ValueError(
-            f"groups={count} puts layers of similar gradient norm together, so it "
-            "needs their norms on public data: "
-            "norms=dpc.keras.public_gradient_norms(model, (x, y))."
-        )
-    per_layer = make_groups(None, names)
-    sizes = np.array(by_group("norms", norms, per_layer))
-    floor = sizes.max() * 1e-6 if sizes.max() > 0 else 1.0
-    values = np.log(np.maximum(sizes, floor))
-    order = np.argsort(values, kind="stable")
-    cuts = _partition(values[order], count)
-    label_of = {}
-    for place, cluster in zip(order, cuts, strict=True):
-        label_of[per_layer.names[place]] = f"norms_{cluster}"
-    return [label_of[layer_of(name)] for name in names]
-
-
-def _partition(values: np.ndarray, count: int) -> list[int]:
-    """The cluster of each sorted value: exact one-dimensional k-means."""
-    size = len(values)
-    sums = np.concatenate([[0], np.cumsum(values)])
-    squares = np.concatenate([[0], np.cumsum(values**2)])
-
-    def spread(start, end):
-        total = sums[end] - sums[start]
-        return squares[end] - squares[start] - total * total / (end - start)
-
-    best = np.full((count + 1, size + 1), np.inf)
-    cut = np.zeros((count + 1, size + 1), int)
-    best[0, 0] = 0
-    for k in range(1, count + 1):
-        for end in range(k, size + 1):
-            options = [best[k - 1, s] + spread(s, end) for s in range(k - 1, end)]
-            choice = int(np.argmin(options))
-            best[k, end], cut[k, end] = options[choice], choice + k - 1
-    clusters, end = [0] * size, size
-    for k in range(count, 0, -1):
-        start = cut[k, end]
-        clusters[start:end] = [k - 1] * (end - start)
-        end = start
-    return clusters
-
-
 def _not_groups(groups: Any) -> str:
     return (
-        "groups must be None (one per layer), 'variable', a number, a list of names or "
-        f"regular expressions, a mapping or a function, got {shown(groups)}. For "
-        f"example {_EXAMPLE}."
+        "groups must be None (one per layer), 'variable', a list of names or regular "
+        f"expressions, a mapping or a function, got {shown(groups)}. For example "
+        f"{_EXAMPLE}."
     )

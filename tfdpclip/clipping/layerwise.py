@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import tensorflow as tf
 
-from tfdpclip import _arguments
-from tfdpclip._arguments import choice, items, shown
+from tfdpclip._arguments import choice
 from tfdpclip.clipping.base import ClipRule, register_rule
 from tfdpclip.clipping.groups import Groups, GroupSpec, make_groups, normalize_groups
 from tfdpclip.clipping.rules import QuantileClip
@@ -49,7 +48,7 @@ class GroupedRule(ClipRule):
         return self.layout.assignment
 
     def bind(self, names: Sequence[str]) -> GroupedRule:
-        layout = make_groups(self.groups, names, getattr(self, "norms", None))
+        layout = make_groups(self.groups, names)
         groups = layout.as_mapping() if callable(self.groups) else self.groups
         bound = dataclasses.replace(cast(Any, self), groups=groups)
         object.__setattr__(bound, "_layout", layout)
@@ -94,26 +93,6 @@ def check_allocation(allocation: Any) -> None:
     choice("allocation", allocation, _ALLOCATIONS)
 
 
-def numbers_by_group(
-    name: str,
-    numbers: Any,
-    check: Callable[[str, Any], float] = _arguments.non_negative,
-) -> Any:
-    """Numbers per group as a dict or list of floats, or None."""
-    if numbers is None:
-        return None
-    if isinstance(numbers, Mapping):
-        return {str(k): check(f"{name}[{k!r}]", v) for k, v in numbers.items()}
-    try:
-        entries = items(name, numbers)
-    except ValueError:
-        raise ValueError(
-            f"{name} must be one number per group, by name or in order, got "
-            f"{shown(numbers)}."
-        ) from None
-    return [check(f"{name}[{i}]", v) for i, v in enumerate(entries)]
-
-
 @register_rule
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class LayerwiseClip(GroupedRule):
@@ -130,15 +109,13 @@ class LayerwiseClip(GroupedRule):
     (sensitivity / noise stddev)^2 is at most 1 / z_g^2).
 
     Args:
-      rule: a clip norm or rule for all groups, or a rule for each group: a mapping by
-        group name, or a list in the order in which the groups first occur.
+      rule: a clip norm or rule for all groups, or a mapping of a rule for each group,
+        by group name.
       groups: None or "layer" (a group for each layer, by the variables' names),
-        "variable", a number k (k groups of layers of similar norm, needs `norms`), a
-        list of layer names, variable names or regular expressions (each is a group, or
-        a list of them is a group), a mapping from group names to entries of such a
-        list, or a function from a variable's name to its group.
+        "variable", a list of layer names, variable names or regular expressions (each
+        is a group, or a list of them is a group), a mapping from group names to entries
+        of such a list, or a function from a variable's name to its group.
       allocation: how noise is shared, "per_layer" or "joint".
-      norms: public gradient norms by layer, for a number of groups.
 
     Raises:
       ValueError: if an argument is out of range; on `bind`, if a variable has no
@@ -156,32 +133,22 @@ class LayerwiseClip(GroupedRule):
     rule: Any = dataclasses.field(default_factory=QuantileClip)
     groups: GroupSpec = None
     allocation: str = "per_layer"
-    norms: Mapping[str, float] | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "groups", normalize_groups(self.groups))
         check_allocation(self.allocation)
-        object.__setattr__(self, "norms", numbers_by_group("norms", self.norms))
         rule = self.rule
         if isinstance(rule, Mapping) and "class_name" not in rule:
             rule = {str(key): flat_rule("rule", part) for key, part in rule.items()}
-        elif isinstance(rule, Sequence) and not isinstance(rule, (str, bytes)):
-            rule = tuple(flat_rule("rule", part) for part in rule)
         else:
             rule = flat_rule("rule", rule)
         object.__setattr__(self, "rule", rule)
 
     def _check_bound(self) -> None:
         names = self.layout.names
-        if isinstance(self.rule, dict):
-            if set(self.rule) != set(names):
-                raise ValueError(
-                    f"rule has groups {', '.join(self.rule)}, but the groups are "
-                    f"{', '.join(names)}."
-                )
-        elif isinstance(self.rule, tuple) and len(self.rule) != len(names):
+        if isinstance(self.rule, dict) and set(self.rule) != set(names):
             raise ValueError(
-                f"rule has {len(self.rule)} entries for {len(names)} groups: "
+                f"rule has groups {', '.join(self.rule)}, but the groups are "
                 f"{', '.join(names)}."
             )
 
@@ -192,17 +159,13 @@ class LayerwiseClip(GroupedRule):
         return "group" if thresholds == {"record"} else None
 
     def _given_rules(self) -> list[ClipRule]:
-        if isinstance(self.rule, dict):
-            return list(self.rule.values())
-        return list(self.rule) if isinstance(self.rule, tuple) else [self.rule]
+        return list(self.rule.values()) if isinstance(self.rule, dict) else [self.rule]
 
     @property
     def rules(self) -> tuple[ClipRule, ...]:
         """The rule of each group."""
         if isinstance(self.rule, dict):
             return tuple(self.rule[name] for name in self.layout.names)
-        if isinstance(self.rule, tuple):
-            return self.rule
         return (self.rule,) * len(self.layout)
 
     @property
@@ -218,8 +181,6 @@ class LayerwiseClip(GroupedRule):
         config = super()._identity()
         if isinstance(self.rule, dict):
             config["rule"] = {k: serialize_rule(r) for k, r in self.rule.items()}
-        elif isinstance(self.rule, tuple):
-            config["rule"] = [serialize_rule(r) for r in self.rule]
         else:
             config["rule"] = serialize_rule(self.rule)
         return config

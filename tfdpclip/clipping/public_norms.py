@@ -10,12 +10,16 @@ import tensorflow as tf
 
 from tfdpclip import _arguments
 from tfdpclip.clipping.base import ClipRule, register_rule
-from tfdpclip.clipping.groups import GroupSpec, by_group, normalize_groups
+from tfdpclip.clipping.groups import (
+    GroupSpec,
+    by_group,
+    named_numbers,
+    normalize_groups,
+)
 from tfdpclip.clipping.layerwise import (
     GroupedRule,
     check_allocation,
     flat_rule,
-    numbers_by_group,
 )
 from tfdpclip.clipping.rules import FixedClip
 from tfdpclip.clipping.serialization import serialize_rule
@@ -117,7 +121,7 @@ class PublicNormClip(_PublicRule):
     master_norm: Any = 1.0
     groups: GroupSpec = None
     allocation: str = "per_layer"
-    norms: Mapping[str, float] | Sequence[float] | None = None
+    norms: Mapping[str, float] | None = None
     floor: float = 1e-3
 
     def __post_init__(self):
@@ -132,7 +136,7 @@ class PublicNormClip(_PublicRule):
                     f"master_norm is {rule}, but must be a rule that clips all groups "
                     "in one operation: see `elementwise` in dpc.clipping.ClipRule."
                 )
-        object.__setattr__(self, "norms", numbers_by_group("norms", self.norms))
+        _arguments.set_field(self, "norms", named_numbers)
 
     def _base(self) -> ClipRule:
         return FixedClip(1.0) if self.master_norm is None else self.master_norm
@@ -197,8 +201,8 @@ class ScaledClip(_PublicRule):
     of noise multiplier z_g. Multipliers must be public.
 
     Args:
-      multipliers: m_h by group or layer name, or in the groups' order; None to take
-        ``max e / e_h`` from `dpc.keras.PublicGradientNorms`.
+      multipliers: m_h by group or layer name; None to take ``max e / e_h`` from
+        `dpc.keras.PublicGradientNorms`.
       norm: the clip norm after scaling, a schedule of it, or a clip rule.
       groups: see `LayerwiseClip`.
       floor: the smallest e_h as a share of the largest; 1 / floor bounds m_h.
@@ -211,7 +215,7 @@ class ScaledClip(_PublicRule):
     [0.5, 2.0]
     """
 
-    multipliers: Mapping[str, float] | Sequence[float] | None = None
+    multipliers: Mapping[str, float] | None = None
     norm: Any = 1.0
     groups: GroupSpec = None
     floor: float = 1e-3
@@ -221,15 +225,9 @@ class ScaledClip(_PublicRule):
 
     def __post_init__(self):
         object.__setattr__(self, "groups", normalize_groups(self.groups))
-        if isinstance(self.groups, int) and self.groups > 1:
-            raise ValueError(
-                "groups must not be a number here: layers of similar norm get similar "
-                "multipliers anyway, at no cost. Use groups=None."
-            )
         _arguments.rate("floor", self.floor)
         object.__setattr__(self, "norm", flat_rule("norm", self.norm))
-        numbers = numbers_by_group("multipliers", self.multipliers, _arguments.positive)
-        object.__setattr__(self, "multipliers", numbers)
+        _arguments.set_field(self, "multipliers", named_numbers, _arguments.positive)
 
     def _base(self) -> ClipRule:
         return self.norm

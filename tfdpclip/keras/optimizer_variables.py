@@ -353,8 +353,8 @@ class OptimizerVariables(OptimizerSettings):
         clipping and its noise.
 
         Args:
-          norms: `[L]` in the groups' order, or by group name; finite, 0 or above. They
-            must come from public data: they get no noise.
+          norms: by group or layer name; finite, 0 or above. They must come from public
+            data: they get no noise.
 
         Raises:
           ValueError: if they do not fit the clip rule's groups.

@@ -274,7 +274,7 @@ class PublicGradientNorms(tf.keras.callbacks.Callback):
         """Measures the norms, and gives them to the optimizer."""
         norms = _mean_norms(self._meter, self._data, self._batch_size)
         self._norms = dict(zip(self._names, norms.tolist(), strict=True))
-        self.model.optimizer.set_public_norms(norms)
+        self.model.optimizer.set_public_norms(self._norms)
         self._measured_at = int(self.model.optimizer.iterations.numpy())
 
     def on_epoch_begin(self, epoch, logs=None):

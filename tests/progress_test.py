@@ -61,7 +61,7 @@ def grid():
 
 def passes():
     meter = dpc.diagnostics.GradientMeter(model())
-    return meter.norms(data(), batch_size=2, max_examples=3)
+    return meter.norms(data(), batch_size=2)
 
 
 def rows():

@@ -7,6 +7,7 @@ import dp_accounting
 import numpy as np
 import pytest
 
+from tests.correlated.patterns import patterns
 from tfdpclip import accounting, correlated, sampling
 from tfdpclip.accounting import _ledger_file
 
@@ -120,7 +121,7 @@ class TestAgainstTheDefinition:
         noise = z * matrix.sensitivity(steps, scheme) * matrix.noising(steps)
         precision = np.linalg.inv(noise @ noise.T)
         worst = 0.0
-        for pattern in participation.patterns(steps):
+        for pattern in patterns(participation, steps):
             shift = np.zeros(steps)
             shift[list(pattern)] = 1
             worst = max(worst, math.sqrt(shift @ precision @ shift))
@@ -143,7 +144,7 @@ class TestAgainstTheDefinition:
         precision = np.linalg.inv(noising @ noising.T)
         rng = np.random.default_rng(0)
         worst = 0.0
-        for pattern in scheme.participation(steps).patterns(steps):
+        for pattern in patterns(scheme.participation(steps), steps):
             for trial in range(10):
                 squared = 0.0
                 for stddev, most in ((sum_z, 1.0), *((k, 0.5) for k in stddevs)):

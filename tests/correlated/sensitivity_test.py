@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.correlated.patterns import patterns
 from tfdpclip import correlated
 from tfdpclip.correlated import sensitivity, toeplitz
 
@@ -23,7 +24,7 @@ _PATTERNS = [
 def brute_force(matrix, participation, signs=True):
     """The worst record of all patterns, contributing +-1 in each of its steps."""
     worst = 0.0
-    for pattern in participation.patterns(matrix.shape[1]):
+    for pattern in patterns(participation, matrix.shape[1]):
         columns = matrix[:, list(pattern)]
         choices = itertools.product([1, -1], repeat=max(0, len(pattern) - 1))
         for choice in choices if signs else [()]:
@@ -47,7 +48,7 @@ def all_patterns(steps, participation):
 @pytest.mark.parametrize("participation", _PATTERNS, ids=str)
 def test_patterns_are_those_of_the_definition(participation):
     expected = sorted(all_patterns(9, participation))
-    assert sorted(participation.patterns(9)) == expected
+    assert sorted(patterns(participation, 9)) == expected
     assert max(map(len, expected)) == participation.most(9)
 
 

@@ -162,9 +162,7 @@ KERAS: dict[str, Any] = {
     ),
     "PerExampleLoss": case(keras.PerExampleLoss, loss="mse", length=5.0, name="own"),
     "PublicBatchStatistics": case(keras.PublicBatchStatistics, data=X, batch_size=2),
-    "PublicGradientNorms": case(
-        keras.PublicGradientNorms, data=(X, Y), every="epoch", batch_size=2
-    ),
+    "PublicGradientNorms": case(keras.PublicGradientNorms, data=(X, Y), batch_size=2),
     "check_isolation": case(
         keras.check_isolation,
         _=SLOW,
@@ -255,7 +253,7 @@ GRADIENTS: dict[str, Any] = {
     ),
 }
 
-METER = {"batch_size": 2, "max_examples": 3}
+METER = {"batch_size": 2}
 
 DIAGNOSTICS: dict[str, Any] = {
     "GradientMeter": case(
@@ -263,7 +261,6 @@ DIAGNOSTICS: dict[str, Any] = {
         model=MODEL,
         variables=None,
         groups=None,
-        training=False,
     ),
     "GradientMeter.norms": case(
         lambda **a: diagnostics.GradientMeter(model()).norms(**a),

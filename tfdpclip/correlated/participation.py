@@ -8,8 +8,6 @@ given in place of a participation.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 from tfdpclip import _arguments
@@ -48,13 +46,6 @@ class MinSeparation:
         if self.participations is None:
             return fitting
         return min(self.participations, fitting)
-
-    def patterns(self, steps: int) -> Iterator[tuple[int, ...]]:
-        """Every set of steps that a record can be in, for matrices of a few steps."""
-        for count in range(self.most(steps) + 1):
-            for chosen in itertools.combinations(range(steps), count):
-                if all(j - i >= self.separation for i, j in itertools.pairwise(chosen)):
-                    yield chosen
 
     def describe(self) -> str:
         """Returns the participation in words, for privacy statements."""

@@ -61,8 +61,6 @@ class GradientMeter:
         `trainable_variables`, say, for the head alone.
       groups: how to group variables for norms by group, as in `LayerwiseClip`, or the
         groups; one group for each layer by default.
-      training: whether to run the model in training mode (dropout on). Batch
-        normalisation must not combine examples.
 
     Raises:
       ValueError: if the model is not compiled.
@@ -74,7 +72,6 @@ class GradientMeter:
         *,
         variables: Sequence[tf.Variable] | None = None,
         groups: Any = None,
-        training: bool = False,
     ):
         if not _compat.is_compiled(model):
             raise ValueError(
@@ -89,18 +86,12 @@ class GradientMeter:
                     "variables must be tf.Variables of the model, got "
                     f"{_arguments.shown(variables)}."
                 )
-        self._training = _arguments.boolean("training", training)
         self._model = model
         self._given, self._spec = variables, groups
         if not isinstance(groups, Groups):
             self._spec = normalize_groups(groups)
         self._norm_graph = replicas.in_replicas(model, self._norms)
         self._gradient_graph = replicas.in_replicas(model, self._gradients)
-
-    @property
-    def model(self) -> tf.keras.Model:
-        """The model."""
-        return self._model
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -110,16 +101,13 @@ class GradientMeter:
             self._model.trainable_variables if given is None else given
         )
 
-    def norms(
-        self, data: Any, *, batch_size: int = 64, max_examples: int | None = None
-    ) -> GradientNorms:
+    def norms(self, data: Any, *, batch_size: int = 64) -> GradientNorms:
         """Measures the norms of all examples.
 
         Args:
           data: (x, y), (x, y, sample_weight), or a `tf.data.Dataset` of batches of
             that. Examples of sample weight 0 are left out.
           batch_size: for arrays.
-          max_examples: measure no more than this many.
 
         Returns:
           The norms, by example.
@@ -129,7 +117,7 @@ class GradientMeter:
         """
         found: list[tuple[np.ndarray, ...]] = []
         with _untouched_metrics(self._model):
-            for x, y, weight in self._batches(data, batch_size, max_examples):
+            for x, y, weight in self._batches(data, batch_size):
                 parts = [part.numpy() for part in _run(self._norm_graph, x, y, weight)]
                 kept = np.ones(len(parts[0]), bool)
                 if weight is not None:
@@ -141,71 +129,52 @@ class GradientMeter:
         return GradientNorms(norms, by_group, self._groups().names)
 
     def chunks(
-        self, data: Any, *, batch_size: int = 64, max_examples: int | None = None
+        self, data: Any, *, batch_size: int = 64
     ) -> Callable[[], Iterator[np.ndarray]]:
         """The gradients themselves, flattened and joined, chunk by chunk.
 
         Args:
           data: as for `norms`; a data set must give the same examples every time.
           batch_size: rows of a chunk.
-          max_examples: no more than this many examples.
 
         Returns:
-          A function that returns a new iterator over float32 arrays `[b, D]`: what
-          `gradient_geometry` takes.
+          A function that returns a new iterator over float32 arrays `[b, D]`.
         """
 
         def read():
             with _untouched_metrics(self._model):
-                for x, y, weight in self._batches(data, batch_size, max_examples):
+                for x, y, weight in self._batches(data, batch_size):
                     yield _run(self._gradient_graph, x, y, weight).numpy()
 
         return read
 
-    def gradients(
-        self, data: Any, *, batch_size: int = 64, max_examples: int | None = None
-    ) -> np.ndarray:
+    def gradients(self, data: Any, *, batch_size: int = 64) -> np.ndarray:
         """All gradients as one array `[n, D]`; see `chunks`."""
-        read = self.chunks(data, batch_size=batch_size, max_examples=max_examples)
-        return np.concatenate(list(read()))
+        return np.concatenate(list(self.chunks(data, batch_size=batch_size)()))
 
     def _groups(self) -> Groups:
         if isinstance(self._spec, Groups):
             return self._spec
         return make_groups(self._spec, _compat.names_of(self.variables))
 
-    def _batches(self, data, batch_size, max_examples):
+    def _batches(self, data, batch_size):
         """(x, y, sample_weight) for each batch."""
         check_data("data", data, "arrays, (x, y)")
         size = _arguments.integer("batch_size", batch_size, 1)
-        limit = _arguments.optional(_arguments.integer, "max_examples", max_examples, 1)
         if isinstance(data, list):
             data = tuple(data)
-        start = 0
         elements = as_batches("data", data, size)
         total = int(elements.cardinality())
-        if limit is not None:  # batches of a data set may be of any size
-            total = -1 if elements is data else min(total, -(-limit // size))
         total = None if total < 0 else total
         for element in _progress.bar(elements, title="pass", unit="batch", total=total):
             x, y, weight = tf.keras.utils.unpack_x_y_sample_weight(element)
             if y is None and _compat.compiled_loss_of(self._model) is not None:
                 raise ValueError("data has no targets: give (x, y).")
-            count = int(tf.nest.flatten(x)[0].shape[0])
-            if limit is not None and start + count > limit:
-                left = limit - start
-                x, y, weight = tf.nest.map_structure(
-                    lambda t, left=left: t if t is None else t[:left], (x, y, weight)
-                )
-                count = left
-            if count:
+            if len(tf.nest.flatten(x)[0]):
                 yield x, y, weight
-            start += count
-            if limit is not None and start >= limit:
-                return
 
     def _engine(self, x, y, weight):
-        predicted = self._model(x, training=self._training)
+        predicted = self._model(x, training=False)
         loss = self._model.compute_loss(x, y, predicted, weight)
         with replicas.mark_loss_ops(), drawn_rows.given_element(None):
             return PerExampleGradients(loss, self.variables, replicas=replicas.count())

@@ -175,15 +175,16 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
         return [layer for layer in found if isinstance(layer, kind) and layer.trainable]
 
 
-def _mean_norms(meter: GradientMeter, data: Any, batch_size: int) -> np.ndarray:
+def _mean_norms(meter: GradientMeter, data: Any, batch_size: int) -> dict[str, float]:
     """The mean gradient norm of each group, `[L]`."""
-    norms = meter.norms(data, batch_size=batch_size).by_group
-    if not np.isfinite(norms).all():
+    found = meter.norms(data, batch_size=batch_size)
+    if not np.isfinite(found.by_group).all():
         raise ValueError(
             "The gradient norms on the public data are not finite: look for NaN or "
             "infinite values in the data, or for weights that have diverged."
         )
-    return norms.mean(axis=0, dtype=np.float64)
+    means = found.by_group.mean(axis=0, dtype=np.float64)
+    return dict(zip(found.groups, means.tolist(), strict=True))
 
 
 def public_gradient_norms(
@@ -210,8 +211,7 @@ def public_gradient_norms(
     batch_size = _arguments.integer("batch_size", batch_size, minimum=1)
     _build(model, data, batch_size)
     groups = make_groups(None, _compat.names_of(model.trainable_variables))
-    norms = _mean_norms(GradientMeter(model, groups=groups), data, batch_size)
-    return dict(zip(groups.names, norms.tolist(), strict=True))
+    return _mean_norms(GradientMeter(model, groups=groups), data, batch_size)
 
 
 def _build(model: tf.keras.Model, data: Any, batch_size: int) -> None:
@@ -230,7 +230,6 @@ class PublicGradientNorms(tf.keras.callbacks.Callback):
 
     Args:
       data: public (x, y), or a `tf.data.Dataset` of batches.
-      every: "epoch", or a number of steps.
       batch_size: for arrays.
 
     Raises:
@@ -238,14 +237,11 @@ class PublicGradientNorms(tf.keras.callbacks.Callback):
         use public norms.
     """
 
-    def __init__(self, data: Any, every: str | int = "epoch", batch_size: int = 64):
+    def __init__(self, data: Any, batch_size: int = 64):
         super().__init__()
         self._data = check_data("data", data)
         setattr(self, DATA, data)
         self._batch_size = _arguments.integer("batch_size", batch_size, minimum=1)
-        if not (isinstance(every, str) and every == "epoch"):
-            every = _arguments.integer("every", every, minimum=1)
-        self._every = every
         self._meter: GradientMeter | None = None
 
     @property
@@ -265,28 +261,15 @@ class PublicGradientNorms(tf.keras.callbacks.Callback):
         _build(model, self._data, self._batch_size)
         with replicas.scope_of(model):
             optimizer.build(model.trainable_variables)
-        layout = optimizer.public_layout
-        self._names = layout.names
-        self._meter = GradientMeter(model, groups=layout)
+        self._meter = GradientMeter(model, groups=optimizer.public_layout)
         self.update()
 
     def update(self) -> None:
         """Measures the norms, and gives them to the optimizer."""
-        norms = _mean_norms(self._meter, self._data, self._batch_size)
-        self._norms = dict(zip(self._names, norms.tolist(), strict=True))
+        self._norms = _mean_norms(self._meter, self._data, self._batch_size)
         self.model.optimizer.set_public_norms(self._norms)
-        self._measured_at = int(self.model.optimizer.iterations.numpy())
 
     def on_epoch_begin(self, epoch, logs=None):
         del logs
-        if self._every == "epoch" and epoch > 0:
-            self.update()
-
-    def on_train_batch_begin(self, batch, logs=None):
-        del batch, logs
-        if self._every == "epoch":
-            return
-        if int(self.model.optimizer.iterations.numpy()) - self._measured_at >= (
-            self._every
-        ):
+        if epoch > 0:
             self.update()

@@ -60,7 +60,6 @@ def clip_from_public(
     public_data: Any,
     *,
     batch_size: int = 64,
-    max_examples: int | None = None,
     **options: Any,
 ) -> PublicClip:
     """Clip norms to start a search from, from gradients on public data.
@@ -72,9 +71,7 @@ def clip_from_public(
       model: a compiled Keras model, with the weights that training starts from.
       public_data: (x, y), or a `tf.data.Dataset` of batches.
       batch_size: for arrays.
-      max_examples: use no more than this many.
-      **options: as for `tfdpclip.diagnostics.GradientMeter`: `variables`, `groups`,
-        `training`.
+      **options: as for `tfdpclip.diagnostics.GradientMeter`: `variables`, `groups`.
 
     Returns:
       Quantiles of the norms, and a grid of clip norms.
@@ -87,7 +84,7 @@ def clip_from_public(
 
     check_data("public_data", public_data, "(x, y)")
     meter = GradientMeter(model, **options)
-    found = meter.norms(public_data, batch_size=batch_size, max_examples=max_examples)
+    found = meter.norms(public_data, batch_size=batch_size)
     norms = found.norms.astype(np.float64)
     if not np.all(np.isfinite(norms)):
         raise ValueError(

@@ -63,9 +63,6 @@ COMPLETED = {
     "RoundBudget(..., aggregator=aggregator)": (
         "RoundBudget(8.0, 1e-3, cohorts, aggregator=aggregator)"
     ),
-    "RoundBudget(..., noise=...)": (
-        "RoundBudget(8.0, 1e-3, cohorts_in_turn, noise_multiplier=2.0, noise=noise)"
-    ),
     "SecureSettings(bits=...)": "SecureSettings(bits=24)",
     "SecureSettings(bits=value)": "SecureSettings(bits=28)",
     "Stream(..., folder=...)": "Stream(dataset, examples=32, folder=folder)",

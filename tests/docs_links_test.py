@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
+from tests.stand_in_aggregator import Aggregator
 from tfdpclip._docs import see
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -100,7 +101,7 @@ def _by_hand():
 
 def _spent():
     cohorts = dpc.sampling.Poisson(0.5).cohorts([1, 2])
-    with dpc.accounting.RoundBudget(0.1, 1e-5, cohorts, noise_multiplier=0.5).round():
+    with dpc.accounting.RoundBudget(0.1, 1e-5, cohorts, Aggregator(0.5)).round():
         pass
 
 

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
+from tests.stand_in_aggregator import Aggregator
 from tfdpclip import _arguments, accounting, correlated, sampling
 from tfdpclip.correlated import streams
 from tfdpclip.gradients import clipped_sum
@@ -365,7 +366,8 @@ def test_a_statement_names_what_is_not_of_the_library():
 @pytest.mark.parametrize("clip", [Window(), dpc.FixedClip(1.0), "in words", 1.0])
 def test_a_statement_of_rounds_names_a_rule(clip):
     cohorts = sampling.Poisson(0.5).cohorts(list(range(20)))
-    budget = accounting.RoundBudget(5.0, 1e-5, cohorts, noise_multiplier=4.0, clip=clip)
+    aggregator = Aggregator(4.0, clip=clip)
+    budget = accounting.RoundBudget(5.0, 1e-5, cohorts, aggregator)
     named = "Window, which is no clip rule of this library" in str(budget.statement())
     assert named is isinstance(clip, Window)
 

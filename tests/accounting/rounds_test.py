@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.stand_in_aggregator import Aggregator
 from tfdpclip import accounting
 from tfdpclip.accounting import BudgetExceededError, PrivacyMismatchError, RoundBudget
 from tfdpclip.keras import PrivateStatistics
@@ -16,9 +17,9 @@ CLIENTS = [f"client {i}" for i in range(200)]
 def budget_for(rounds, scheme=None, noise_multiplier=1.0, **options):
     scheme = scheme or Poisson(0.1)
     epsilon = accounting.epsilon(noise_multiplier, rounds, scheme, 1e-5, unit="client")
-    return RoundBudget(
-        epsilon * 1.0001, 1e-5, scheme.cohorts(CLIENTS), noise_multiplier, **options
-    )
+    aggregator = Aggregator(noise_multiplier)
+    cohorts = scheme.cohorts(CLIENTS)
+    return RoundBudget(epsilon * 1.0001, 1e-5, cohorts, aggregator, **options)
 
 
 @pytest.mark.parametrize("scheme", [Poisson(0.1), FixedSize(20, len(CLIENTS))])
@@ -38,7 +39,7 @@ def test_exactly_the_affordable_rounds_run(scheme):
 
 def test_the_cohort_is_drawn_by_the_accounted_scheme_and_never_twice():
     cohorts = Poisson(0.1).cohorts(CLIENTS, seed=3)
-    budget = RoundBudget(math.inf, 1e-5, cohorts, 1.0)
+    budget = RoundBudget(math.inf, 1e-5, cohorts, Aggregator(1.0))
     drawn = []
     for _ in range(4):
         with budget.round() as cohort:
@@ -95,13 +96,16 @@ def test_the_statement_names_everything():
 @pytest.mark.parametrize("cohorts", [None, Poisson(0.1), CLIENTS])
 def test_cohorts_of_no_scheme_are_refused(cohorts):
     with pytest.raises(ValueError, match="cohorts must come from a sampling scheme"):
-        RoundBudget(1.0, 1e-5, cohorts, 1.0)
+        RoundBudget(1.0, 1e-5, cohorts, Aggregator(1.0))
 
 
 def test_seeded_or_noiseless_rounds_are_not_private():
-    seeded = RoundBudget(math.inf, 1e-5, Poisson(0.1).cohorts(CLIENTS, seed=1), 1.0)
-    noiseless = RoundBudget(math.inf, 1e-5, Poisson(0.1).cohorts(CLIENTS), 0.0)
-    for budget in (seeded, noiseless):
+    scheme = Poisson(0.1)
+    for cohorts, z in (
+        (scheme.cohorts(CLIENTS, seed=1), 1.0),
+        (scheme.cohorts(CLIENTS), 0.0),
+    ):
+        budget = RoundBudget(math.inf, 1e-5, cohorts, Aggregator(z))
         with budget.round():
             pass
         assert "not private" in str(budget.statement())
@@ -111,7 +115,9 @@ def test_rounds_of_two_budgets_of_one_ledger_count_with_their_own_settings():
     ledger = accounting.Ledger(1e-5)
     costly = budget_for(4, Poisson(0.5), 1.0, ledger=ledger)
     cohorts = Poisson(0.1).cohorts(CLIENTS)
-    cheap = RoundBudget(10.0, 1e-5, cohorts, 20.0, ledger=ledger, allow_change=True)
+    cheap = RoundBudget(
+        10.0, 1e-5, cohorts, Aggregator(20.0), ledger=ledger, allow_change=True
+    )
     assert costly.rounds_left == 4
     for budget in (costly, cheap, costly, costly):
         with budget.round():
@@ -136,7 +142,7 @@ def test_a_round_after_another_release_counts_with_the_settings_of_its_budget():
 @pytest.mark.parametrize("scheme", [Poisson(0.5), RandomAllocation(4)])
 def test_two_budgets_do_not_share_the_draws_of_their_cohorts(scheme):
     cohorts = scheme.cohorts(CLIENTS)
-    budgets = [RoundBudget(math.inf, 1e-5, cohorts, 5.0) for _ in range(2)]
+    budgets = [RoundBudget(math.inf, 1e-5, cohorts, Aggregator(5.0)) for _ in range(2)]
     drawn = []
     for _ in range(4):
         for budget in budgets:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.faults.damage import damaged, every_bit, refused_or
 from tests.faults.disk_test import ledger_in
+from tests.stand_in_aggregator import Aggregator
 from tfdpclip import sampling
 from tfdpclip.accounting import Ledger, RoundBudget
 from tfdpclip.keras import PrivacyBudget
@@ -44,7 +45,7 @@ def test_a_damaged_ledger_is_refused_wherever_it_is_used(tmp_path):
         path.write_bytes(changed)
         for use in (
             lambda: Ledger.open(path, DELTA, "rdp"),
-            lambda: RoundBudget(1.0, DELTA, cohorts, 1.0, ledger=path),
+            lambda: RoundBudget(1.0, DELTA, cohorts, Aggregator(1.0), ledger=path),
             lambda: PrivacyBudget(1.0, DELTA, sampling.Poisson(0.1), ledger=path),
         ):
             with pytest.raises(

@@ -12,6 +12,7 @@ import pytest
 
 from driver_kit import large_files, reports
 from tests.faults.injection import Killed, faults
+from tests.stand_in_aggregator import Aggregator
 from tfdpclip import files, sampling
 from tfdpclip.accounting import Ledger, RoundBudget
 from tfdpclip.tuning import Grid, RandomStopping, TrainingPlan, _table, run_grid
@@ -205,7 +206,12 @@ class Books:
         """As in federated training."""
         cohorts = sampling.Poisson(0.5).cohorts(list(range(20)))
         budget = RoundBudget(
-            9.0, DELTA, cohorts, 3.0, accountant="rdp", ledger=self.path
+            9.0,
+            DELTA,
+            cohorts,
+            Aggregator(3.0),
+            accountant="rdp",
+            ledger=self.path,
         )
         for _ in range(2):
             with budget.round():

@@ -160,14 +160,7 @@ def test_a_round_budget_runs_a_training_program(tmp_path):
     path = tmp_path / "privacy.json"
 
     def budget():
-        return accounting.RoundBudget(
-            3.0,
-            1e-5,
-            cohorts,
-            factory.noise_multiplier,
-            clip=factory.clip,
-            ledger=path,
-        )
+        return accounting.RoundBudget(3.0, 1e-5, cohorts, factory, ledger=path)
 
     running, state, rounds = budget(), process.initialize(), 0
     allowed = running.rounds_left

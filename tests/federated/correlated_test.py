@@ -264,7 +264,10 @@ def test_a_budget_follows_the_states_of_real_rounds():
     matrix = correlated.SquareRootToeplitz(3)
     cohorts = sampling.AvailableCohorts(SCHEME, lambda round_num: ids)
     budget = accounting.RoundBudget(
-        np.inf, 1e-5, cohorts, 1.0, noise=run_of(matrix), clip="norm 1"
+        np.inf,
+        1e-5,
+        cohorts,
+        federated.clipped_mean(1.0, CLIENTS, 1.0, noise=run_of(matrix)),
     )
     process = process_of(matrix, size=3, clip=1.0)
     state, (others, _, _) = process.initialize(), rounds_of(process, 3)
@@ -300,7 +303,10 @@ def test_checks_of_single_rounds_refuse_it():
 def test_programs_that_save_states_are_refused():
     cohorts = sampling.AvailableCohorts(SCHEME, lambda round_num: [1])
     budget = accounting.RoundBudget(
-        np.inf, 1e-5, cohorts, 1.0, noise=run_of(correlated.Tree())
+        np.inf,
+        1e-5,
+        cohorts,
+        federated.clipped_mean(1.0, 1, noise=run_of(correlated.Tree())),
     )
     with pytest.raises(ValueError, match="independent noise"):
         federated.CohortDataSource(

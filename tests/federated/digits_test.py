@@ -182,9 +182,7 @@ def test_a_round_budget_ends_training(digits):
     process = fed_avg(factory)
     state = process.initialize()
     once = accounting.epsilon(2.0, 1, cohorts.scheme, 1e-3, unit="client")
-    budget = accounting.RoundBudget(
-        once * 1.01, 1e-3, cohorts, factory.noise_multiplier, clip=factory.clip
-    )
+    budget = accounting.RoundBudget(once * 1.01, 1e-3, cohorts, factory)
     rounds = 0
     while budget.rounds_left:
         with budget.round() as cohort:

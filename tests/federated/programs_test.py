@@ -15,6 +15,7 @@ SPEC = collections.OrderedDict(
     x=tf.TensorSpec([None, 2], tf.float32), y=tf.TensorSpec([None, 1], tf.float32)
 )
 CLIENTS = [f"client {i}" for i in range(12)]
+AGGREGATOR = federated.clipped_mean(2.0, 4, 1.0)
 
 
 def _data_of(client):
@@ -36,13 +37,13 @@ def _process():
         model_fn,
         tff.learning.optimizers.build_sgdm(0.01),
         federated.server_momentum(1.0),
-        model_aggregator=federated.clipped_mean(2.0, 4, 1.0),
+        model_aggregator=AGGREGATOR,
     )
 
 
 def _budget(path=None, scheme=None, epsilon=100.0):
     cohorts = (scheme or FixedSize(4, 12)).cohorts(CLIENTS)
-    return accounting.RoundBudget(epsilon, 1e-3, cohorts, 2.0, ledger=path)
+    return accounting.RoundBudget(epsilon, 1e-3, cohorts, AGGREGATOR, ledger=path)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
+from tests.stand_in_aggregator import Aggregator
 
 X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
 Y = np.arange(60) % 3
@@ -73,7 +74,7 @@ def test_a_step_for_something_else_moves_the_order(scheme):
 def test_rounds_are_counted_by_the_times_of_a_client():
     scheme = dpc.sampling.MinSeparation(20, 5)
     rounds = dpc.accounting.RoundBudget(
-        50.0, 1e-5, scheme.cohorts(range(20)), noise_multiplier=5.0
+        50.0, 1e-5, scheme.cohorts(range(20)), Aggregator(5.0)
     )
     for _ in range(9):
         with rounds.round() as cohort:

@@ -11,6 +11,7 @@ import dp_accounting
 import numpy as np
 
 from tests.clipping.contract_test import RULES
+from tests.stand_in_aggregator import Aggregator
 from tfdpclip import (
     accounting,
     clipping,
@@ -96,13 +97,11 @@ ACCOUNTING = {
     "PastRun": None,
     "RoundBudget": case(
         accounting.RoundBudget,
-        _={"free": ("clip",), "unbounded": ("epsilon",), "fixed": ("ledger",)},
+        _={"unbounded": ("epsilon",), "fixed": ("ledger",)},
         epsilon=5.0,
         delta=1e-5,
         cohorts=COHORTS,
-        noise_multiplier=2.0,
-        unit="client",
-        clip="",
+        aggregator=Aggregator(2.0),
         accountant="rdp",
         ledger=None,
         allow_change=False,

@@ -402,8 +402,8 @@ def federated() -> dict[str, Any]:
             with library.remote_context(**arguments):
                 pass
 
-    budget = accounting.RoundBudget(5.0, 1e-5, COHORTS, 2.0, accountant="rdp")
     one = library.clipped_mean(1.0, 100)
+    budget = accounting.RoundBudget(5.0, 1e-5, COHORTS, one, accountant="rdp")
     plan = library.PrivacyPlan(1.0, 1e-5, 100, clients_per_round=100, rounds=2)
     plan.aggregator(clip=1.0)
     scheme = sampling.AvailableClients(10, separation=4)
@@ -419,7 +419,6 @@ def federated() -> dict[str, Any]:
             epsilon=5.0,
             delta=1e-5,
             cohorts=COHORTS,
-            noise_multiplier=None,
             aggregator=one,
             accountant=None,
         ),

@@ -1,6 +1,7 @@
 """Valid calls of the public names for correlated noise."""
 
 from tests.properties.registry import EVENT, case
+from tests.stand_in_aggregator import Aggregator
 from tfdpclip import accounting, correlated, sampling
 from tfdpclip.noise import runs
 
@@ -84,8 +85,7 @@ ACCOUNTING = {
         epsilon=5.0,
         delta=1e-5,
         cohorts=_FIXED.cohorts(range(20)),
-        noise_multiplier=2.0,
-        noise=_RUN,
+        aggregator=Aggregator(2.0, _RUN),
         continued=None,
     ),
     "Ledger.begin_with_a_matrix": case(

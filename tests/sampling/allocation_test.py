@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from tests.sampling.numbered import RECORDS, numbered
+from tests.stand_in_aggregator import Aggregator
 from tfdpclip import accounting, correlated, sampling
 from tfdpclip.sampling import distributed
 from tfdpclip.sampling.allocation import allocate
@@ -213,7 +214,7 @@ def test_another_budget_of_the_same_cohorts_begins_an_epoch():
     cohorts, ledger = scheme.cohorts(range(30)), accounting.Ledger(delta=1e-5)
     for rounds in (3, 5):
         budget = accounting.RoundBudget(
-            50.0, 1e-5, cohorts, noise_multiplier=2.0, ledger=ledger
+            50.0, 1e-5, cohorts, Aggregator(2.0), ledger=ledger
         )
         seen = []
         for _ in range(rounds):

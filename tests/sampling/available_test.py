@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tests.stand_in_aggregator import Aggregator
 from tfdpclip import accounting, correlated, sampling
 
 _SCHEME = sampling.AvailableClients(4, separation=3, participations=5)
@@ -84,7 +85,7 @@ def test_what_it_costs():
 
 def test_a_budget_counts_its_rounds():
     cohorts = sampling.AvailableCohorts(_SCHEME, lambda t: range(20))
-    budget = accounting.RoundBudget(10.0, 1e-5, cohorts, noise_multiplier=4.0)
+    budget = accounting.RoundBudget(10.0, 1e-5, cohorts, Aggregator(4.0))
     for _ in range(7):
         with budget.round() as cohort:
             assert 0 < len(cohort) <= 4

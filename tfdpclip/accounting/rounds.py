@@ -132,20 +132,11 @@ class RoundBudget:
       epsilon: The budget. Infinity only reports.
       delta: In (0, 1).
       cohorts: `scheme.cohorts(client_ids)`.
-      noise_multiplier: z, for rounds without a `clipped_mean`, with noise added by the
-        server: a declared number, as the statement says. With a `clipped_mean`, give
-        `aggregator`; a declared number that no aggregator of this process has is
-        refused.
-      aggregator: The result of `dpc.federated.clipped_mean`, which determines
-        `noise_multiplier`, `clip` and `noise`.
-      unit: The object that is clipped; "client".
-      clip: The clip rule, in words.
+      aggregator: The result of `dpc.federated.clipped_mean`, which adds the noise.
       accountant: `"pld"` or `"rdp"`. By default `"pld"`; with distributed noise
         `"rdp"`, the only accountant with a bound.
       ledger: A `Ledger`, or the path of its file (continued if it exists).
       allow_change: Whether settings may differ from the ledger's last phase.
-      noise: Without `aggregator`: its `dpc.CorrelatedNoise`; None for independent
-        noise.
       continued: For restored correlated noise: the number of rounds it has made
         (`NoiseMemory.steps`). None if a new matrix begins.
 
@@ -154,18 +145,8 @@ class RoundBudget:
 
     Raises:
       ValueError: If an argument is out of range.
-      PrivacyMismatchError: If an argument contradicts the aggregator, the ledger was
-        kept under other settings, the noise is made for a different scheme, or
-        restored noise is not at the ledger's position.
-
-    >>> from tfdpclip.sampling import Poisson
-    >>> cohorts = Poisson(0.5).cohorts(list(range(100)))
-    >>> budget = RoundBudget(5.0, 1e-5, cohorts, noise_multiplier=4.0)
-    >>> with budget.round() as cohort:
-    ...     0 < len(cohort) < 100
-    True
-    >>> budget.rounds
-    1
+      PrivacyMismatchError: If the ledger was kept under other settings, the noise is
+        made for a different scheme, or restored noise is not at the ledger's position.
     """
 
     def __init__(
@@ -173,15 +154,11 @@ class RoundBudget:
         epsilon: float,
         delta: float,
         cohorts: Cohorts,
-        noise_multiplier: float | None = None,
+        aggregator: Any,
         *,
-        aggregator: Any = None,
-        unit: str = "client",
-        clip: object = "",
         accountant: str | None = None,
         ledger: Ledger | str | os.PathLike[str] | None = None,
         allow_change: bool = False,
-        noise: Any = None,
         continued: int | None = None,
     ):
         self.epsilon_budget = _arguments.target_epsilon(epsilon)
@@ -194,23 +171,11 @@ class RoundBudget:
         if hasattr(cohorts, "_for_one_run"):
             cohorts = cohorts._for_one_run()
         self.cohorts = cohorts
-        #: The aggregator that adds the noise; None if the noise was only declared.
+        noise = round_noise.noise_of_aggregator(aggregator)
+        #: The aggregator that adds the noise.
         self.aggregator = aggregator
-        declared = dict(noise_multiplier=noise_multiplier, clip=clip, noise=noise)
-        if aggregator is not None:
-            noise = round_noise.noise_of_aggregator(aggregator, declared, unit)
-            needed = aggregator.accountant
-            self._noise = aggregator.round_noise
-            settings, assumed = aggregator.of_a_phase(cohorts)
-        else:
-            needed = None
-            self._noise = round_noise.declared_noise(noise_multiplier, noise)
-            settings = dict(
-                noise_multiplier=noise_multiplier, sampling=cohorts, clip=clip
-            )
-            assumed = (
-                f"{self._noise}, as declared: the budget was given no aggregator",
-            )
+        self._noise, needed = aggregator.round_noise, aggregator.accountant
+        settings, assumed = aggregator.of_a_phase(cohorts)
         _arguments.optional(_arguments.choice, "accountant", accountant, ACCOUNTANTS)
         if needed is not None and accountant not in (None, needed):
             raise ValueError(
@@ -219,9 +184,8 @@ class RoundBudget:
                 "Renyi divergences are bounded. Leave accountant out."
             )
         self.ledger = Ledger.open(ledger, delta, accountant or needed or "pld")
-        self._phase = dict(
-            settings, unit=unit, **round_noise.settings_of_noise(noise, cohorts.scheme)
-        )
+        of_noise = round_noise.settings_of_noise(noise, cohorts.scheme)
+        self._phase = dict(settings, unit="client", **of_noise)
         #: The correlated noise of the accounting; None for independent noise.
         self.noise = noise
         self._horizon = self._phase.get("horizon")
@@ -252,16 +216,10 @@ class RoundBudget:
     @property
     def epsilon(self) -> float:
         """The epsilon of all rounds begun so far."""
-        self._refuse_other_noise()
         return self.ledger.epsilon()
 
     def statement(self) -> PrivacyStatement:
-        """Returns the privacy spent, with all facts that a privacy claim needs.
-
-        Raises:
-          PrivacyMismatchError: if an aggregator has other noise than is counted.
-        """
-        self._refuse_other_noise()
+        """Returns the privacy spent, with all facts that a privacy claim needs."""
         return self.ledger.statement()
 
     @contextlib.contextmanager
@@ -277,7 +235,6 @@ class RoundBudget:
             processes were made here, and none has the noise of `aggregator`.
           ValueError: If correlated noise has no state.
         """
-        self._refuse_other_noise()
         self._refuse_other_aggregators()
         self._return_to_phase()
         place = self._follow(state)
@@ -312,7 +269,7 @@ class RoundBudget:
             yield
         finally:
             NOTES.round_blocks.remove(block)
-            if self.aggregator is not None and not block.counted:
+            if not block.counted:
                 self.ledger.assume(_UNCOUNTED)
 
     def _return_to_phase(self) -> None:
@@ -335,22 +292,9 @@ class RoundBudget:
             self.ledger.begin(change=True, **self._phase)
             self._counted_in = self.ledger.phases[-1]
 
-    def _refuse_other_noise(self) -> None:
-        """Raises if no aggregator of this process has the declared noise."""
-        declared = self.aggregator is None and self._noise.noise_multiplier > 0
-        if not declared or round_noise.is_possible(self._noise):
-            return
-        made = "; ".join(round_noise.list_made())
-        raise PrivacyMismatchError(
-            f"noise_multiplier: this budget counts {self._noise}, and the aggregators "
-            f"that were made here have {made}. Give the budget the aggregator in place "
-            "of numbers: RoundBudget(epsilon, delta, cohorts, aggregator=aggregator)."
-            + see("two-numbers-for-one-noise")
-        )
-
     def _refuse_other_aggregators(self) -> None:
         """Raises if processes were made here, and none of an aggregator like this."""
-        if self.aggregator is None or round_noise.is_possible(self._noise):
+        if round_noise.is_possible(self._noise):
             return
         raise PrivacyMismatchError(
             f"aggregator: this budget counts {self._noise}, and no process was made of "
@@ -367,8 +311,8 @@ class RoundBudget:
         if self._horizon is None:
             if place is not None:
                 raise PrivacyMismatchError(
-                    "The state has correlated noise, which this budget does not count. "
-                    "Write RoundBudget(..., noise=...), with the aggregator's noise."
+                    "The state has correlated noise, and this budget's aggregator has "
+                    "none: give the process and the budget one aggregator."
                 )
             return None
         if place is None:

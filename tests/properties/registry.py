@@ -355,7 +355,6 @@ CLIPPING = RULES_AS_THEY_ARE_SET_UP | {
         rule=1.0,
         groups=None,
         allocation="joint",
-        norms={"a": 1.0},
     ),
     "PublicNormClip": case(
         clipping.PublicNormClip,

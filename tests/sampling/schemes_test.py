@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfdpclip import accounting, sampling
-from tfdpclip.sampling import schemes
-from tfdpclip.sampling.base import DrawKey
+from tfdpclip import _arguments, accounting, sampling
+from tfdpclip.sampling.base import DrawKey, SamplingScheme
 
 _Relation = accounting.NeighboringRelation
 
@@ -197,9 +196,9 @@ _DRAWN = [
 
 def test_every_scheme_has_an_entry_and_a_public_name():
     names = {type(scheme).__name__ for scheme in _DRAWN} | {"AvailableClients"}
-    missing = set(schemes.known_schemes()) - names
+    missing = set(_arguments.kinds_of(SamplingScheme)) - names
     assert not missing, f"add an instance of {sorted(missing)} to _DRAWN of {__file__}"
-    for name, kind in schemes.known_schemes().items():
+    for name, kind in _arguments.kinds_of(SamplingScheme).items():
         assert name in sampling.__all__ and getattr(sampling, name) is kind
 
 

@@ -93,8 +93,8 @@ class BatchSizeAdvice(ShownAsText):
         of the best; the least of them is recommended. Empty if no candidate has enough
         steps.
 
-    The arguments are kept: `population`, `epochs`, `epsilon`, `delta`,
-    `minimum_steps`, `tolerance` and `convention`.
+    The arguments are kept: `population`, `epochs`, `epsilon`, `delta` and
+    `minimum_steps`.
     """
 
     batch_size: int
@@ -106,32 +106,11 @@ class BatchSizeAdvice(ShownAsText):
     epsilon: float
     delta: float
     minimum_steps: int
-    tolerance: float
-    convention: str
 
     @property
     def chosen(self) -> BatchSizeNoise:
         """The recommended candidate: its steps, noise multiplier and sampling."""
         return next(c for c in self.candidates if c.batch_size == self.batch_size)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The table: one dictionary for each candidate, for CSV files or pandas."""
-        return [
-            {
-                "batch_size": c.batch_size,
-                "sampling_rate": c.sampling_rate,
-                "steps": c.steps,
-                "noise_multiplier": c.noise_multiplier,
-                "cumulative_noise": c.cumulative_noise,
-                "per_step_noise": c.per_step_noise,
-                "cumulative_averaged_noise": c.cumulative_averaged_noise,
-                "effective_noise": c.effective_noise,
-                "enough_steps": c.steps >= self.minimum_steps,
-                "good": c.batch_size in self.good,
-                "chosen": c.batch_size == self.batch_size,
-            }
-            for c in self.candidates
-        ]
 
     def table(self) -> str:
         """The table as text."""
@@ -334,8 +313,6 @@ def batch_size_advice(
         epsilon=float(epsilon),
         delta=float(delta),
         minimum_steps=minimum_steps,
-        tolerance=tolerance,
-        convention=convention,
     )
 
 

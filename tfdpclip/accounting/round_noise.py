@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 from tfdpclip import _arguments
-from tfdpclip._notes import NOTES
 from tfdpclip.accounting.phases import PrivacyMismatchError
 
 
@@ -30,16 +29,6 @@ class RoundNoise:
         kind = "" if self.run is None else ", correlated"
         seed = ", from a seed" if self.seeded else ""
         return f"{self.place} noise of multiplier {self.noise_multiplier:g}{kind}{seed}"
-
-
-def list_made() -> list[str]:
-    """The noise of the aggregators that made processes here, in words."""
-    return [str(noise) for noise in NOTES.round_noises]
-
-
-def is_possible(noise: RoundNoise) -> bool:
-    """Whether rounds here may have this noise: an aggregator has it, or none exists."""
-    return not NOTES.round_noises or noise in NOTES.round_noises
 
 
 def noise_of_aggregator(aggregator: Any) -> Any:

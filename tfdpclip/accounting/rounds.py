@@ -294,14 +294,14 @@ class RoundBudget:
 
     def _refuse_other_aggregators(self) -> None:
         """Raises if processes were made here, and none of an aggregator like this."""
-        if round_noise.is_possible(self._noise):
+        if not NOTES.round_noises or self._noise in NOTES.round_noises:
             return
         raise PrivacyMismatchError(
             f"aggregator: this budget counts {self._noise}, and no process was made of "
             "an aggregator with this noise. The processes that were made here have "
-            f"{'; '.join(round_noise.list_made())}. Give the budget and the process "
-            "one aggregator: aggregator = clipped_mean(...); process = build_...("
-            "model_aggregator=aggregator); RoundBudget(..., aggregator=aggregator)."
+            f"{'; '.join(map(str, NOTES.round_noises))}. Give both one aggregator: "
+            "aggregator = clipped_mean(...); process = build_...(model_aggregator="
+            "aggregator); RoundBudget(..., aggregator=aggregator)."
             + see("two-numbers-for-one-noise")
         )
 

@@ -15,7 +15,7 @@ from tfdpclip.clipping.groups import Groups, GroupSpec, make_groups, normalize_g
 from tfdpclip.clipping.rules import QuantileClip
 from tfdpclip.clipping.serialization import as_rule, serialize_rule
 
-_ALLOCATIONS = ("per_layer", "joint")
+ALLOCATIONS = ("per_layer", "joint")
 
 
 class GroupedRule(ClipRule):
@@ -89,10 +89,6 @@ def flat_rule(name: str, value: Any) -> ClipRule:
     return rule
 
 
-def check_allocation(allocation: Any) -> None:
-    choice("allocation", allocation, _ALLOCATIONS)
-
-
 @register_rule
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class LayerwiseClip(GroupedRule):
@@ -136,7 +132,7 @@ class LayerwiseClip(GroupedRule):
 
     def __post_init__(self):
         object.__setattr__(self, "groups", normalize_groups(self.groups))
-        check_allocation(self.allocation)
+        choice("allocation", self.allocation, ALLOCATIONS)
         rule = self.rule
         if isinstance(rule, Mapping) and "class_name" not in rule:
             rule = {str(key): flat_rule("rule", part) for key, part in rule.items()}

@@ -17,8 +17,8 @@ from tfdpclip.clipping.groups import (
     normalize_groups,
 )
 from tfdpclip.clipping.layerwise import (
+    ALLOCATIONS,
     GroupedRule,
-    check_allocation,
     flat_rule,
 )
 from tfdpclip.clipping.rules import FixedClip
@@ -126,7 +126,7 @@ class PublicNormClip(_PublicRule):
 
     def __post_init__(self):
         object.__setattr__(self, "groups", normalize_groups(self.groups))
-        check_allocation(self.allocation)
+        _arguments.choice("allocation", self.allocation, ALLOCATIONS)
         _arguments.rate("floor", self.floor)
         if self.master_norm is not None:
             rule = flat_rule("master_norm", self.master_norm)

@@ -72,7 +72,7 @@ class Objective:
         error, by_inverse = self._error(inverse)
         squared, by_column = self._sensitivity(column)
         # C^-1 moves by -C^-1 dC C^-1.
-        twice = _convolved(inverse, inverse)
+        twice = signal.convolve(inverse, inverse)[: len(inverse)]
         gradient = by_column / squared - _correlated(by_inverse, twice) / error
         return float(np.log(error) + np.log(squared)), gradient
 
@@ -123,10 +123,6 @@ def least(
             for start in starts
         ]
     return min(found, key=lambda result: result.fun).x
-
-
-def _convolved(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    return signal.convolve(left, right)[: len(left)]
 
 
 def _correlated(outer: np.ndarray, kernel: np.ndarray) -> np.ndarray:

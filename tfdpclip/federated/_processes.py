@@ -158,13 +158,8 @@ class InnerSummation(Summation):
         return [tf.reshape(leaf, [-1]) for leaf in record], counts
 
 
-def build(
-    summation: Summation,
-    seed: int | None,
-    run: CorrelatedNoise | None = None,
-    weighting: Weighting | None = None,
-) -> Any:
-    """Returns the aggregation process of a summation.
+class ProcessBuilder:
+    """The computations of one aggregation process, of a summation.
 
     Its state holds the round, the clip rule's state and the entries of `summation`, all
     public and sent to the clients. Next to it are the state of an inner process, and
@@ -176,11 +171,6 @@ def build(
       run: correlated noise; None for independent noise.
       weighting: the weighting of clients; None without weights.
     """
-    return _ProcessBuilder(summation, seed, run, weighting).process()
-
-
-class _ProcessBuilder:
-    """The computations of one aggregation process; see `build`."""
 
     def __init__(
         self,

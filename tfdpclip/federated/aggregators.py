@@ -354,9 +354,9 @@ class ClippedMeanFactory(RoundCosts):
         if self.secure is not None and self.secure.check_context:
             secure_lib.check_context()
         NOTES.round_noises[self.round_noise] = None
-        return _processes.build(
+        return _processes.ProcessBuilder(
             self._summation(clip), self.seed, self.correlated, weighting
-        )
+        ).process()
 
     def _summation(self, clip: RecordClip) -> _processes.Summation:
         inflation = 1.0 if self.inner is None else self.inner.inflation

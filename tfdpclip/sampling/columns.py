@@ -202,8 +202,8 @@ def split_lists(parts: tuple) -> tuple:
     lists = {name: leaf for name, leaf in leaves.items() if _lists_arrays(leaf)}
     if not lists:
         return parts
-    others = {name: leaf for name, leaf in leaves.items() if name not in lists}
-    sizes = {len(leaf) for leaf in others.values() if is_array(leaf) or _listed(leaf)}
+    others = [leaf for name, leaf in leaves.items() if name not in lists]
+    sizes = {len(leaf) for leaf in others if is_array(leaf) or isinstance(leaf, list)}
     if not sizes:
         sizes = {n for arrays in lists.values() for n in (len(arrays), len(arrays[0]))}
     possible = [
@@ -245,10 +245,6 @@ def refuse_list_of_arrays(data: list) -> None:
             "as scheme.batches(((x1, x2), y)); and records as np.stack(data), one "
             f"array of {len(data)} records."
         )
-
-
-def _listed(leaf: Any) -> bool:
-    return isinstance(leaf, list)
 
 
 def _lists_arrays(leaf: Any) -> bool:

@@ -68,7 +68,8 @@ class RecordFunction:
         self._preprocesses = _is_preprocessor(function)
         self.assumptions: list[str] = []
         if self._preprocesses:
-            self.assumptions.append(_PREPROCESSOR.format(_task_of(function)))
+            task = type(getattr(function, "__self__", None)).__name__
+            self.assumptions.append(_PREPROCESSOR.format(task))
         else:
             proof = RecordProof(
                 self.name, self._concrete.graph, size, population, public
@@ -375,10 +376,6 @@ def _is_preprocessor(function: Callable) -> bool:
     """Whether `fit` of a task of KerasHub maps its own preprocessor."""
     module = getattr(function, "__module__", None) or ""
     return name_of(function) == "preprocess_samples" and module.startswith(_HUBS)
-
-
-def _task_of(function: Callable) -> str:
-    return type(getattr(function, "__self__", None)).__name__
 
 
 def _new_dicts(record: tuple) -> tuple:

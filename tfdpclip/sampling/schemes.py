@@ -148,15 +148,6 @@ def _check_room(scheme: FixedSize | ShuffledEpochs, how: str = "") -> None:
         )
 
 
-def known_schemes() -> dict[str, type[Any]]:
-    """The schemes of the library, by name: the classes that can be drawn from.
-
-    >>> sorted(known_schemes())[:3]
-    ['AvailableClients', 'CappedPoisson', 'CyclicPoisson']
-    """
-    return _arguments.kinds_of(SamplingScheme)
-
-
 def from_dict(settings: dict[str, Any]) -> SamplingScheme:
     """Returns the scheme that `SamplingScheme.to_dict` described.
 
@@ -165,7 +156,7 @@ def from_dict(settings: dict[str, Any]) -> SamplingScheme:
     """
     settings = dict(_arguments.instance("settings", settings, Mapping, "a dictionary"))
     name = settings.pop("scheme", None)
-    kinds = known_schemes()
+    kinds = _arguments.kinds_of(SamplingScheme)
     if not isinstance(name, str) or name not in kinds:
         raise ValueError(
             f"Unknown sampling scheme {_arguments.shown(name)} in settings; known: "

@@ -12,12 +12,12 @@ import tensorflow as tf
 from scipy import stats
 
 from tfdpclip import _arguments, _progress
+from tfdpclip.noise import GaussianNoise
 from tfdpclip.testing.probe import (
     DialledNoise,
     Probe,
     as_batches,
     check_model,
-    fresh_noise,
     refuse_correlated,
     unpack,
 )
@@ -113,7 +113,7 @@ def assert_noise(
         for _ in _progress.bar(range(steps), title="noise", unit="step")
     ]
     # A copy with a new noise source, as in a new process.
-    restarted = Probe(model, fresh_noise())(batches).gradients
+    restarted = Probe(model, GaussianNoise())(batches).gradients
     # Regularisers add the same vector in every step, without noise.
     mean = [np.mean([g[i] for g in drawn], 0) for i in range(len(drawn[0]))]
     constant = [

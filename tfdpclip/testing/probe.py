@@ -15,7 +15,6 @@ from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.keras import _compat
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
 from tfdpclip.keras.watching.given_data import FollowedStep
-from tfdpclip.noise import GaussianNoise
 from tfdpclip.sampling import row_weights
 
 
@@ -190,11 +189,6 @@ def check_model(model: tf.keras.Model) -> Any:
         )
     optimizer.build(model.trainable_variables)
     return optimizer
-
-
-def fresh_noise() -> GaussianNoise:
-    """A new noise source with entropy of its own."""
-    return GaussianNoise()
 
 
 def unpack(batch: Any) -> tuple[Any, Any, Any]:

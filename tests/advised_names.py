@@ -229,7 +229,6 @@ class Names:
     tff = property(lambda self: importlib.import_module("tensorflow_federated"))
     aggregator = property(lambda self: dpc.federated.clipped_mean(1.1, 8))
     cohorts = property(lambda self: self.scheme.cohorts(list(range(ROWS))))
-    cohorts_in_turn = property(lambda self: self.separated.cohorts(list(range(ROWS))))
     noise = property(lambda self: dpc.CorrelatedNoise(self.matrix, 4, self.separated))
     correlated_mean = property(
         lambda self: dpc.federated.clipped_mean(2.0, 8, clip=1.0, noise=self.noise)

@@ -17,19 +17,13 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._arguments import shown
 from tfdpclip._docs import see
+from tfdpclip._object_notes import notes_of_op, notes_of_variable
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA, PUBLIC
 from tfdpclip.gradients.graph import op_copies, ops, origins
 from tfdpclip.gradients.graph.walks import ancestors
-
-# The name of the attribute with a variable's public copy. After each step the variable
-# is set back to the copy.
-PUBLIC_COPY = "_tfdpclip_public_copy"
-# The name of the attribute, on a variable that a private optimizer trains, with the
-# variable that counts the optimizer's releases. The values of the former carry noise.
-TRAINED_PRIVATELY = "_tfdpclip_trained_privately"
 
 
 class PublicVariables:
@@ -127,7 +121,8 @@ def public_handles(
         root = origins.captured_from(internal)
         variable = variables.get(id(root))
         name = None if variable is None else variable.name
-        if (root, name) in public or getattr(variable, PUBLIC_COPY, None) is not None:
+        copy = notes_of_variable(variable).public_copy
+        if (root, name) in public or copy is not None:
             found.append(internal)
     return found
 
@@ -175,7 +170,7 @@ def find_state_reads(
                         _refuse(handle.op.name, writer)
             if flows.is_public(handle):
                 variable = variables.get(id(root))
-                copy = getattr(variable, PUBLIC_COPY, None)
+                copy = notes_of_variable(variable).public_copy
                 if copy is not None:
                     # The variable is set back after the step, so a loss that reads the
                     # variable before the write reads the public copy.
@@ -200,10 +195,10 @@ def find_state_reads(
             for writer in wrote:
                 if _writes_data(writer, flows):
                     _refuse(name, writer)
-            releases = getattr(variable, TRAINED_PRIVATELY, None)
+            releases = notes_of_variable(variable).releases
             for writer in wrote if releases is None else ():
                 # The written value may come from further variables.
-                if not origins.writes_publicly(writer):
+                if not notes_of_op(writer).released:
                     pending.extend(ancestors(_values(writer), stop=seen))
             found[id(root)] = StateRead(
                 handle, root, name, variable, bool(wrote), before, releases
@@ -354,7 +349,7 @@ def _values(writer: tf.Operation) -> list[tf.Tensor]:
 
 
 def _writes_data(writer: tf.Operation, flows: Dataflow) -> bool:
-    if origins.writes_publicly(writer):
+    if notes_of_op(writer).released:
         return False
     if writer.graph is not flows.graph or origins.brings_data(writer):
         return True

@@ -32,7 +32,7 @@ FRAMES = {
     # TensorFlow asks for a value at a call, and does not say with which arguments.
     "tfdpclip.sampling.handed_out",
     # A factory is not told in which factory or process it is.
-    "tfdpclip.federated._callers",
+    "tfdpclip.federated._wrappers",
 }
 # Attributes of objects of other libraries, with the kind of object.
 MARKS = {

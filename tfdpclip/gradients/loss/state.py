@@ -8,7 +8,9 @@ or declared public by name.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -113,7 +115,7 @@ def public_handles(
 ) -> list[tf.Tensor]:
     """The handles in `graph` of variables that are declared public."""
     own = {handle.ref() for handle in trained}
-    variables = _variables(graph)
+    variables = variables_of(graph)
     found = []
     for _, internal in getattr(graph, "captures", ()):
         if internal.dtype != tf.resource or internal.ref() in own:
@@ -146,10 +148,10 @@ def find_state_reads(
         variable that the loss reads.
     """
     graph = loss.graph
-    variables = _variables(graph)
+    variables = variables_of(graph)
     every = [*flows.ops, *gradients]
     _refuse_moved_generators(flows, every)
-    writers: dict | None = None
+    writers = functools.cache(lambda: _writers(graph))
     found: dict[int, StateRead] = {}
     seen: set[tf.Operation] = set()
     trained: set[int] = set()
@@ -164,8 +166,7 @@ def find_state_reads(
             root = origins.captured_from(handle)
             if flows.is_trained(handle) and id(root) not in trained:
                 trained.add(id(root))
-                writers = writers or _writers(graph)
-                for writer in writers.get(id(root), ([], None))[0]:
+                for writer in writers()[id(root)][0]:
                     if _writes_data(writer, flows):
                         _refuse(handle.op.name, writer)
             if flows.is_public(handle):
@@ -174,8 +175,7 @@ def find_state_reads(
                 if copy is not None:
                     # The variable is set back after the step, so a loss that reads the
                     # variable before the write reads the public copy.
-                    writers = writers or _writers(graph)
-                    wrote, before = writers.get(id(root), ([], None))
+                    wrote, before = writers()[id(root)]
                     for writer in wrote:
                         if _is_before(writer, op) and _writes_data(writer, flows):
                             _refuse(handle.op.name, writer)
@@ -187,11 +187,9 @@ def find_state_reads(
                 continue
             if id(root) in found:
                 continue
-            if writers is None:
-                writers = _writers(graph)
             variable = variables.get(id(root))
             name = handle.op.name if variable is None else variable.name
-            wrote, before = writers.get(id(root), ([], None))
+            wrote, before = writers()[id(root)]
             for writer in wrote:
                 if _writes_data(writer, flows):
                     _refuse(name, writer)
@@ -325,21 +323,20 @@ def _writers(graph) -> dict[int, tuple[list[tf.Operation], tf.Tensor | None]]:
 
     The graph and the graphs around it are searched.
     """
-    found: dict[int, tuple[list, Any]] = {}
+    found: dict[int, tuple[list, Any]] = collections.defaultdict(lambda: ([], None))
     start = graph
     while isinstance(graph, tf.Graph) and hasattr(graph, "get_operations"):
         for op in graph.get_operations():
             for index, handle in enumerate(op.inputs):
                 if handle.dtype != tf.resource:
                     continue
+                root = id(origins.captured_from(handle))
                 users = set(origins.handle_users(op, index))
                 if users <= ops.READS | ops.RANDOM | ops.ITERATORS:
                     first = op.type == "ReadVariableOp" and graph is start
-                    root = id(origins.captured_from(handle))
                     found.setdefault(root, ([], op.outputs[0] if first else None))
-                    continue
-                root = id(origins.captured_from(handle))
-                found.setdefault(root, ([], None))[0].append(op)
+                else:
+                    found[root][0].append(op)
         graph = getattr(graph, "outer_graph", None)
     return found
 
@@ -386,8 +383,8 @@ def _refuse(name: str, writer: tf.Operation):
     )
 
 
-def _variables(graph) -> dict[int, tf.Variable]:
-    """The variables that a graph uses, by the identity of their handles."""
+def variables_of(graph: Any) -> dict[int, tf.Variable]:
+    """The variables that a graph and the graphs around it use, by the handle's `id`."""
     found = {}
     while graph is not None:
         for variable in _tf_private.watched_variables(graph):

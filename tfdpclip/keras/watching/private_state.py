@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdpclip import _tf_private
 from tfdpclip._docs import see
 from tfdpclip._object_notes import notes_of_variable
-from tfdpclip.gradients.graph import ops
+from tfdpclip.gradients.graph import ops, origins
+from tfdpclip.gradients.loss.state import variables_of
 from tfdpclip.keras import _compat
 from tfdpclip.keras.watching.step_labels import DATA, OUTSIDE, SIZE, StepLabels
 
@@ -101,24 +101,13 @@ def _owners(graph) -> dict[int | None, tf.Variable]:
     A variable that is only written to looks like a metric's total, and is left out: the
     loss cannot depend on it.
     """
-    variables = {}
-    outer = graph
-    while outer is not None:
-        for variable in _tf_private.watched_variables(outer):
-            variables[id(variable.handle)] = variable
-        outer = getattr(outer, "outer_graph", None)
-    owners = {}
-    for captured, _ in getattr(graph, "captures", ()):
-        external, at = captured, graph.outer_graph
-        while id(external) not in variables and hasattr(at, "captures"):
-            # Loops and branches capture what their outer graph captured.
-            found = [e for e, i in at.captures if i is external]
-            if not found:
-                break
-            external, at = found[0], at.outer_graph
-        if id(external) in variables:
-            owners[id(captured)] = variables[id(external)]
-    return owners
+    variables = variables_of(graph)
+    roots = {id(outer): origins.captured_from(inner) for outer, inner in graph.captures}
+    return {
+        handle: variables[id(root)]
+        for handle, root in roots.items()
+        if id(root) in variables
+    }
 
 
 def _is_metric(variable: tf.Variable) -> bool:

@@ -1,6 +1,6 @@
-"""What modules of the library remember is listed here, and no more may be added.
+"""The state that the library keeps between calls is listed here, and refused elsewhere.
 
-A reviewer of the privacy has to know what a call leaves behind for the next one: in
+A reviewer of the privacy has to know the state that a call leaves for the next call: in
 modules, as attributes of TensorFlow's and Keras's objects, or on Python's stack.
 """
 
@@ -12,9 +12,9 @@ from tests import source_tree
 
 # Objects of modules that change while a program runs. Caches of functions do not count.
 MUTABLE = {
-    # What the process drew, released and counted.
+    # The draws, releases and counts of the process.
     "tfdpclip._notes.NOTES",
-    # What users' modules added.
+    # Additions by users' modules.
     "tfdpclip._registered.REGISTERED",
     # How losses are traced now, for a step that XLA compiles.
     "tfdpclip._devices.TRACING",
@@ -27,14 +27,16 @@ MUTABLE = {
 }
 # Modules that read Python's stack.
 FRAMES = {
-    # Keras tells neither the callbacks of `fit` to each other nor the method to a step.
+    # Keras names neither the callbacks of `fit` to a callback, nor the running method
+    # to a training step. After an error in `fit`, no callback is called.
     "tfdpclip._keras_marks",
-    # TensorFlow asks for a value at a call, and does not say with which arguments.
+    # TensorFlow asks for a value at a call, without the arguments of the call.
     "tfdpclip.sampling.handed_out",
-    # A factory is not told in which factory or process it is.
+    # TensorFlow Federated calls an inner factory without a reference to the outer
+    # factory, and the same way as in a learning process.
     "tfdpclip.federated._wrappers",
 }
-# Attributes of objects of other libraries, with the kind of object.
+# Attributes that the library gives to objects of TensorFlow, with the kind of object.
 MARKS = {
     "_tfdpclip_graph": "a graph",
     "_tfdpclip_op": "an op",

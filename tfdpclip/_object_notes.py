@@ -1,4 +1,4 @@
-"""What the library notes on objects of TensorFlow: all attributes that only it sets.
+"""Notes of the library on objects of TensorFlow: all attributes of its own.
 
 A graph, a variable and an op have one attribute each. A table of graphs would keep the
 graphs alive, and variables have no hash. An op's attribute is a part of its definition,
@@ -21,7 +21,7 @@ _GRAPH, _VARIABLE, _OP = "_tfdpclip_graph", "_tfdpclip_variable", "_tfdpclip_op"
 
 @dataclasses.dataclass
 class GraphNotes:
-    """The notes of one graph.
+    """The notes of a graph.
 
     Attributes:
       constants: the tensors of `once`, by key.
@@ -30,7 +30,7 @@ class GraphNotes:
       known_rows: conditions of compiled code, each with the error that False means.
       released: the weights of the elements that private steps were made of, each with
         the identity of an optimizer.
-      records: for each loop, what it records.
+      records: for each loop, the values that the loop records.
       copies: for each call that was opened, the outputs of the copies of its ops.
     """
 
@@ -45,17 +45,17 @@ class GraphNotes:
 
 @dataclasses.dataclass
 class VariableNotes:
-    """The notes of one variable; its components on devices have their own.
+    """The notes of a variable; its components on devices have their own.
 
     Attributes:
       path: Keras 3's path of the variable, with all layers. The name of the inner
         `tf.Variable` may lack layers, so that variables of two layers may share a name.
       public_copy: the public copy to which each step sets the variable back.
-      releases: the count of releases of the private optimizer that trains the variable,
-        whose values therefore carry noise.
+      releases: the count of releases of the private optimizer that trains the variable.
+        The values of the variable therefore carry noise.
       trainer: the private optimizer. A later optimizer of the variable inherits the
         steps of the trainer.
-      named: whether a warning named the variable as one with private values.
+      named: whether a warning said that the variable holds private values.
     """
 
     path: str | None = None
@@ -66,18 +66,17 @@ class VariableNotes:
 
 
 class OpNotes(NamedTuple):
-    """The notes of one op.
+    """The notes of an op.
 
     Attributes:
       updates: the identities of the private optimizers that made the op after the sums
         of their gradients.
-      applies: of these optimizers, those whose gradient was private when the op was
-        made.
+      applies: the optimizers among them with a private gradient when the op was made.
       released: whether the op writes values that are released with noise.
       made_of_a_loss: whether a private optimizer made the op of a loss. In the graph,
-        the op may come before the loss of another replica.
+        the op may come before the loss of a further replica.
       by_count: whether the op multiplies the losses of a sum by the number of examples.
-      own_gradient: whether the own gradient function of another op made the op.
+      own_gradient: whether an op's own gradient function made the op.
     """
 
     updates: frozenset[str]

@@ -1,6 +1,6 @@
-"""What modules of the library remember is listed here, and no more may be added.
+"""The state that the library keeps between calls is listed here, and refused elsewhere.
 
-A reviewer of the privacy has to know what a call leaves behind for the next one: in
+A reviewer of the privacy has to know the state that a call leaves for the next call: in
 modules, as attributes of TensorFlow's and Keras's objects, or on Python's stack.
 """
 
@@ -12,9 +12,9 @@ from tests import source_tree
 
 # Objects of modules that change while a program runs. Caches of functions do not count.
 MUTABLE = {
-    # What the process drew, released and counted.
+    # The draws, releases and counts of the process.
     "tfdpclip._notes.NOTES",
-    # What users' modules added.
+    # Additions by users' modules.
     "tfdpclip._registered.REGISTERED",
     # How losses are traced now, for a step that XLA compiles.
     "tfdpclip._devices.TRACING",
@@ -27,31 +27,20 @@ MUTABLE = {
 }
 # Modules that read Python's stack.
 FRAMES = {
-    # Keras tells neither the callbacks of `fit` to each other nor the method to a step.
+    # Keras names neither the callbacks of `fit` to a callback, nor the running method
+    # to a training step. After an error in `fit`, no callback is called.
     "tfdpclip._keras_marks",
-    # TensorFlow asks for a value at a call, and does not say with which arguments.
+    # TensorFlow asks for a value at a call, without the arguments of the call.
     "tfdpclip.sampling.handed_out",
-    # A factory is not told in which factory or process it is.
-    "tfdpclip.federated._callers",
+    # TensorFlow Federated calls an inner factory without a reference to the outer
+    # factory, and the same way as in a learning process.
+    "tfdpclip.federated._wrappers",
 }
-# Attributes of objects of other libraries, and of ops, with the kind of object.
+# Attributes that the library gives to objects of TensorFlow, with the kind of object.
 MARKS = {
-    "_tfdpclip_notes": "a graph",
-    "_tfdpclip_path": "a variable",
-    "_tfdpclip_private_state": "a variable",
-    "_tfdpclip_public_copy": "a variable",
-    "_tfdpclip_trained_privately": "a variable",
-    "_tfdpclip_trainer": "a variable",
-    "_tfdpclip_public_data": "a callback of the library",
-    "_tfdpclip_public_statistics": "a layer",
-    "_tfdpclip_without_totals": "a method that the library puts into a model",
-    "_tfdpclip_runs_secure_sums": "a context of TensorFlow Federated",
-    "_tfdpclip_apply": "an op",
-    "_tfdpclip_count": "an op",
-    "_tfdpclip_made_of_a_loss": "an op",
-    "_tfdpclip_own_gradient": "an op",
-    "_tfdpclip_public": "an op",
-    "_tfdpclip_update": "an op",
+    "_tfdpclip_graph": "a graph",
+    "_tfdpclip_op": "an op",
+    "_tfdpclip_variable": "a variable",
 }
 
 MAKERS = set(
@@ -213,5 +202,8 @@ def marks(tree):
             yield name
 
 
-def test_marks_on_foreign_objects_are_these():
-    assert {m for tree in modules().values() for m in marks(tree)} == set(MARKS)
+def test_marks_on_foreign_objects_are_of_one_module():
+    by_module = {name: {*marks(tree)} for name, tree in modules().items()}
+    assert {name: by_module[name] for name in by_module if by_module[name]} == {
+        "tfdpclip._object_notes": set(MARKS)
+    }

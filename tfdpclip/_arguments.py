@@ -1,8 +1,8 @@
 """Checks of arguments, for every part of the library.
 
 Each check states the allowed values (`isfinite(x) and x > 0`), names the argument, and
-refuses everything else. The opposite form (`if x <= 0: raise`) accepts NaN. The module
-needs neither TensorFlow nor the accountants.
+refuses all further values. The opposite form (`if x <= 0: raise`) accepts NaN. The
+module needs neither TensorFlow nor the accountants.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOST_RECORDS = 2**53
 
 
 def whole(value: Any) -> int | None:
-    """`value` as an int if it is one whole number, such as 3 or 3.0; else None.
+    """`value` as an int if `value` is a whole number, like 3 or 3.0; else None.
 
     >>> whole(3.0), whole(2**63 + 1) - 2**63, whole(3.5), whole(float("nan"))
     (3, 1, None, None)
@@ -47,7 +47,7 @@ def whole(value: Any) -> int | None:
 def optional(
     check: Callable[..., Checked], name: str, value: Any, *limits: Any
 ) -> Checked | None:
-    """Returns None for None, and any other value as `check` of this module has it.
+    """Returns None for None, and the result of `check` for any further value.
 
     >>> optional(integer, "epochs", None), optional(integer, "epochs", 3, 1)
     (None, 3)
@@ -58,12 +58,12 @@ def optional(
 def set_field(
     instance: Any, name: str, check: Callable[..., Any], *limits: Any
 ) -> None:
-    """Sets a field of a frozen dataclass to its value, as `check` has it; None stays.
+    """Sets a field of a frozen dataclass to the result of `check`; None stays.
 
     Args:
       instance: the dataclass.
       name: the field, which may be None only by default.
-      check: a function of this module, or one like it.
+      check: a function like `integer` of this module.
       *limits: further arguments of `check`.
     """
     value = getattr(instance, name)
@@ -73,7 +73,7 @@ def set_field(
 
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    """Returns `value`, or raises ValueError unless it is one of `allowed`."""
+    """Returns `value`, or raises ValueError for a value outside of `allowed`."""
     # `in` alone would compare arrays elementwise.
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(
@@ -83,21 +83,21 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
 
 
 def boolean(name: str, value: Any) -> bool:
-    """Returns `value`, or raises ValueError unless it is True or False."""
+    """Returns `value`, or raises ValueError unless `value` is True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, got {shown(value)}.")
     return value
 
 
 def text(name: str, value: Any) -> str:
-    """Returns `value`, or raises ValueError unless it is a string."""
+    """Returns `value`, or raises ValueError unless `value` is a string."""
     if not isinstance(value, str):
         raise ValueError(f"{name} must be text, got {shown(value)}.")
     return value
 
 
 def instance(name: str, value: Any, kinds: Any, wanted: str) -> Any:
-    """Returns `value`, or raises ValueError unless it is of the class, or classes.
+    """Returns `value`, or raises ValueError unless `value` is of the classes.
 
     >>> instance("epochs", 3, int, "an integer")
     3
@@ -108,7 +108,7 @@ def instance(name: str, value: Any, kinds: Any, wanted: str) -> Any:
 
 
 def function(name: str, value: Any, count: int | None = None) -> Callable[..., Any]:
-    """Returns `value`, or raises ValueError unless it can be called.
+    """Returns `value`, or raises ValueError unless `value` can be called.
 
     Args:
       name: the argument's name.
@@ -178,7 +178,7 @@ def floats(name: str, value: Any) -> np.ndarray:
 
 
 def number(name: str, value: Any) -> float:
-    """Returns `value` as a float, or raises ValueError unless it is a real number.
+    """Returns `value` as a float, or raises ValueError for all but real numbers.
 
     NaN and infinity are numbers here; the checks of ranges refuse them.
     """
@@ -189,22 +189,22 @@ def number(name: str, value: Any) -> float:
 
 
 def finite(name: str, value: Any) -> float:
-    """Returns `value` as a float, or raises ValueError unless it is finite."""
+    """Returns `value` as a float, or raises ValueError unless `value` is finite."""
     return _in_range(name, value, "a finite number", math.isfinite)
 
 
 def fraction(name: str, value: Any) -> float:
-    """Returns `value` as a float, or raises ValueError unless it lies in [0, 1]."""
+    """Returns `value` as a float, or raises ValueError outside of [0, 1]."""
     return _in_range(name, value, "in [0, 1]", lambda x: 0 <= x <= 1)
 
 
 def rate(name: str, value: Any) -> float:
-    """Returns `value` as a float, or raises ValueError unless it lies in (0, 1]."""
+    """Returns `value` as a float, or raises ValueError outside of (0, 1]."""
     return _in_range(name, value, "in (0, 1]", lambda x: 0 < x <= 1)
 
 
 def delta(value: Any, name: str = "delta") -> float:
-    """Returns `value` as a float, or raises ValueError unless it lies in (0, 1)."""
+    """Returns `value` as a float, or raises ValueError outside of (0, 1)."""
     return _in_range(name, value, "in (0, 1)", lambda x: 0 < x < 1)
 
 
@@ -216,7 +216,7 @@ def target_epsilon(value: Any, name: str = "epsilon") -> float:
 
 
 def clip_norm(name: str, value: Any) -> float:
-    """As `positive`, for clip norms: they must be normal numbers in float32."""
+    """As `positive`, for clip norms, which must be normal numbers in float32."""
     found = positive(name, value)
     limits = np.finfo(np.float32)
     if not float(limits.tiny) <= found <= float(limits.max):
@@ -228,7 +228,7 @@ def clip_norm(name: str, value: Any) -> float:
 
 
 def integer(name: str, value: Any, minimum: int = 0, maximum: int | None = None) -> int:
-    """Returns `value` as an int, or raises ValueError unless it is in the range."""
+    """Returns `value` as an int, or raises ValueError outside of the range."""
     found = whole(value)
     if found is None or found < minimum:
         raise ValueError(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 
 import tensorflow as tf
 
-from tfdpclip._graph_notes import notes_of
+from tfdpclip._object_notes import notes_of
 
 
 def once(key: Hashable, make: Callable[[], tf.Tensor]) -> tf.Tensor:

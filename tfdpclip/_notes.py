@@ -167,6 +167,8 @@ class Notes:
         values of variables that any optimizer trains.
       followed_steps: for each Keras model, what stands in the place of `train_step`.
       foreign_histories: the histories of optimizers of other libraries.
+      public_layers: the Keras layers that were declared as adapted to public data.
+      secure_contexts: TensorFlow Federated's contexts that computed a secure sum.
     """
 
     def __init__(self) -> None:
@@ -198,6 +200,8 @@ class Notes:
         self.foreign_histories: weakref.WeakKeyDictionary[Any, Any] = (
             weakref.WeakKeyDictionary()
         )
+        self.public_layers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.secure_contexts: weakref.WeakSet[Any] = weakref.WeakSet()
 
     # Draws.
 

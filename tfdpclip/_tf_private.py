@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,42 +127,45 @@ def run_as_it_is(call: tf.Operation) -> None:
 
 
 @contextlib.contextmanager
-def attribute_of_new_ops(name: str, text: str) -> Iterator[None]:
-    """Writes an attribute to every op that is made within, in this graph.
+def words_of_new_ops(name: str, words: Iterable[str]) -> Iterator[None]:
+    """Adds words to a text attribute of every op that is made within, in this graph.
 
     Replicas of a strategy take turns in one graph, each in its own thread, and merged
-    values are made in a separate thread while all replicas wait. So, with a strategy,
-    the attribute goes to ops of this thread, and to merged values.
+    values are made in a separate thread while all replicas wait. So the words go to ops
+    of this thread, and to merged values.
     """
-    value = attr_value_pb2.AttrValue(s=text.encode())
-    graph = tf.compat.v1.get_default_graph()
-    if not tf.distribute.has_strategy():
-        with graph._attr_scope({name: value}):
-            yield
-        return
-    by_thread = graph._attr_scope_map.setdefault(name, _ByThread())
-    own = by_thread.values.setdefault(threading.get_ident(), [])
-    own.append(value)
+    scopes = tf.compat.v1.get_default_graph()._attr_scope_map
+    of_threads = scopes.setdefault(name, _Words())
+    own = of_threads.lists.setdefault(threading.get_ident(), [])
+    own.append(of_threads.now() | set(words))
     try:
         yield
     finally:
         own.pop()
-        if not any(by_thread.values.values()):
-            graph._attr_scope_map.pop(name, None)
+        if not any(of_threads.lists.values()):
+            scopes.pop(name, None)
 
 
-class _ByThread:
-    """The attribute value of ops, by the thread that makes them."""
+class _Words:
+    """The words of an attribute of new ops, by the thread that makes the ops."""
 
     def __init__(self):
-        self.values: dict[int, list] = {}
+        self.lists: dict[int, list[set[str]]] = {}
+
+    def now(self) -> set[str]:
+        own = self.lists.get(threading.get_ident())
+        if not own and tf.distribute.in_cross_replica_context():
+            own = next(filter(None, self.lists.values()), None)
+        return own[-1] if own else set()
 
     def __call__(self, node_def: Any) -> Any:
+        """The value that TensorFlow gives a new op without the attribute."""
         del node_def
-        own = self.values.get(threading.get_ident())
-        if not own and tf.distribute.in_cross_replica_context():
-            own = next(filter(None, self.values.values()), None)
-        return own[-1] if own else None
+        return self.added_to(attr_value_pb2.AttrValue()) if self.now() else None
+
+    def added_to(self, value: Any) -> Any:
+        words = self.now().union(value.s.decode().split())
+        return attr_value_pb2.AttrValue(s=" ".join(sorted(words)).encode())
 
 
 def map_elements(
@@ -288,7 +291,14 @@ def make_op(
       dtypes: the types of its outputs.
       **options: `name`, `attrs`, `op_def`.
     """
-    return graph._create_op_internal(kind, list(inputs), list(dtypes), **options)
+    attributes = dict(options.pop("attrs", {}))
+    for key, words in graph._attr_scope_map.items():
+        if isinstance(words, _Words) and key in attributes:
+            # A copy, to which TensorFlow would not add the words of its makers.
+            attributes[key] = words.added_to(attributes[key])
+    return graph._create_op_internal(
+        kind, list(inputs), list(dtypes), attrs=attributes, **options
+    )
 
 
 def set_device(op: tf.Operation, device: str) -> None:

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Keras 3's path of a variable, with all layers; the name of the inner `tf.Variable` may
-# lack layers, so that variables of two layers may share a name.
-_PATH = "_tfdpclip_path"
+from tfdpclip._object_notes import notes_of_variable
 
 
 def unwrapped(variable: Any) -> Any:
@@ -26,7 +24,7 @@ def unwrapped(variable: Any) -> Any:
     if not isinstance(inner, tf.Variable):
         return variable
     if hasattr(variable, "path"):
-        setattr(inner, _PATH, variable.path)
+        notes_of_variable(inner).path = variable.path
     return inner
 
 
@@ -38,7 +36,7 @@ def all_unwrapped(variables: Iterable[Any]) -> list[tf.Variable]:
 def path_of(variable: Any) -> str:
     """Keras's path of a variable, wrapped or not; its name, if the path is unknown."""
     inner = unwrapped(variable)
-    return getattr(inner, _PATH, inner.name.removesuffix(":0"))
+    return notes_of_variable(inner).path or inner.name.removesuffix(":0")
 
 
 def components(variable: tf.Variable) -> tuple[tf.Variable, ...]:

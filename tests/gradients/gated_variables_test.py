@@ -11,7 +11,7 @@ from tests.gradients.cases import (
     squash,
     variable,
 )
-from tfdpclip._graph_notes import notes_of
+from tfdpclip._object_notes import notes_of
 from tfdpclip.clipping import FixedClip
 from tfdpclip.gradients import clipped_sum
 

@@ -15,6 +15,7 @@ from tests.gradients.cases import (
     squash,
     variable,
 )
+from tfdpclip._object_notes import notes_of_variable
 from tfdpclip.clipping import FixedClip
 from tfdpclip.gradients import (
     ExampleIsolationError,
@@ -23,7 +24,6 @@ from tfdpclip.gradients import (
     PerExampleGradients,
     clipped_sum,
 )
-from tfdpclip.gradients.loss import state
 
 pytestmark = pytest.mark.every_check
 X = randoms(24, 3)
@@ -314,7 +314,7 @@ def test_a_generator_that_a_batch_moves_is_not_drawn_from_in_a_gradient():
 
 def test_what_another_private_optimizer_trains_is_not_written_by_the_step():
     scale = tf.Variable(1.0, name="scale")
-    setattr(scale, state.TRAINED_PRIVATELY, tf.Variable(0, dtype=tf.int64))
+    notes_of_variable(scale).releases = tf.Variable(0, dtype=tf.int64)
 
     def loss(x):
         h = x @ W

@@ -1,4 +1,4 @@
-"""Which ops occur in models: what the table of ops must know, and how it was tried.
+"""Which ops occur in models, which the table of ops must know, and the trials of each.
 
 The models are those of tests/proof_coverage, tests/keras_io and tests/zoo.
 
@@ -90,11 +90,11 @@ def table() -> set[str]:
     return flows | (ops.GRADIENTS_APART - {"Fill", "IdentityN"})
 
 
-# What occurs.
+# The ops that occur.
 
 
 class Census:
-    """What the analysis met: by type the models, the forms of batches, attributes."""
+    """The ops that the analysis met: by type, models, forms of batches, attributes."""
 
     def __init__(self):
         self.models: dict[str, set[str]] = {}
@@ -141,7 +141,7 @@ def counting() -> Iterator[Census]:
 
 
 def models(words: list[str]) -> Iterator[tuple[str, Callable[[], object]]]:
-    """The names of the models with one of the words, and what analyses their losses."""
+    """The models with any of the words in the name, and functions that analyse them."""
     for name, run in _all_models():
         if not words or any(word in name for word in words):
             yield name, run
@@ -216,7 +216,7 @@ def _joined(old: str, new: set[str], limit: int = 12) -> str:
 
 
 def update(census: Census) -> None:
-    """Writes what occurs into the column of this stack."""
+    """Writes the census into the column of this stack."""
     found = rows()
     for op in table():
         row = found.setdefault(op, {"op": op})
@@ -241,7 +241,7 @@ def update_trials() -> None:
 
 
 def main(words: list[str]) -> None:
-    """Analyses the models with one of the words in their names, or all."""
+    """Analyses the models with any of the words in the name, or all."""
     if words == ["--tried"]:
         return update_trials()
     with counting() as census:
@@ -250,7 +250,7 @@ def main(words: list[str]) -> None:
             print(name, flush=True)
             try:
                 run()
-            except Exception as error:  # noqa: BLE001  The others are analysed.
+            except Exception as error:  # noqa: BLE001  The rest is analysed.
                 print(f"{name}: {type(error).__name__}: {error}"[:500], flush=True)
     return update(census)
 

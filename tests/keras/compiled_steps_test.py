@@ -69,7 +69,7 @@ def statuses_of(act):
 
 
 class Scale(L.Layer):
-    """A layer whose weight meets the batch in a Mul."""
+    """A layer with a Mul of the batch and a weight."""
 
     def build(self, shape):
         self.kernel = self.add_weight(shape=(shape[-1],), initializer="ones")
@@ -160,7 +160,7 @@ def test_later_calls_of_fit_do_not_run_uncompiled_again(twins):
     for _ in range(2):
         fit(model, plan, batches)
     assert len(twins) == 1
-    # Another compilation is another step.
+    # A second compilation makes a second step.
     model.compile(model.optimizer, "mae", jit_compile=True)
     fit(model, plan, batches)
     assert len(twins) == 2
@@ -174,7 +174,7 @@ def test_inconclusive_steps_run_uncompiled(twins):
     batches = plan.batches((x, np.zeros([EXAMPLES, 1], "float32")))
     assert statuses_of(lambda: fit(model, plan, batches, epochs=2)) == set()
     assert len(twins) == 1
-    # The step of the next call is compared, if there is something to compare.
+    # The step of the next call is compared, if the losses are not constant.
     assert statuses_of(lambda: fit(model, plan, batches, epochs=1)) == set()
     assert len(twins) == 2
 
@@ -198,7 +198,7 @@ def test_an_own_training_function_compares_where_it_is_compiled(twins):
 
 
 class Within(tf.keras.Sequential):
-    """A model whose training step is a function of its own."""
+    """A model with a training step that is a function."""
 
     @tf.function
     def train_step(self, data):
@@ -206,7 +206,7 @@ class Within(tf.keras.Sequential):
 
 
 class Calls(tf.keras.Sequential):
-    """A model whose training step calls a function in a method of the model."""
+    """A model with a training step that calls a function in a method of the model."""
 
     def __init__(self, layers):
         super().__init__(layers)
@@ -249,7 +249,7 @@ class Functions:
 
 
 class CallsObject(tf.keras.Sequential):
-    """A model whose training step is in a function that its code does not name."""
+    """A model with a training step in a function that the code does not name."""
 
     def __init__(self, layers):
         super().__init__(layers)
@@ -265,14 +265,14 @@ def test_a_function_that_is_found_in_the_trace_alone(twins):
     batches = plan.batches(arrays())
     assert True in statuses_of(lambda: fit(made, plan, batches))
     assert len(twins) == 1
-    # The function has a trace now, and the uncompiled function could only use this one.
+    # The function has a trace now, and an uncompiled function could use no new trace.
     fit(made, plan, batches)
     assert len(twins) == 1
     assert int(made.optimizer.iterations) == plan.ledger.steps == 8
 
 
 class Turned(L.Layer):
-    """A layer whose op has the same type and other constants, or other functions."""
+    """A layer with an op of a fixed type, and of changing constants or functions."""
 
     turns = True
     looped = False
@@ -357,7 +357,7 @@ def test_layers_run_uncompiled_in_the_form_of_xla(twins, layer):
     plan = plan_of()
     model = compiled_model(plan, layer(*settings), L.Flatten(), L.Dense(1))
     batches = plan.batches(arrays())
-    # Keras 2 makes loops of other ops for XLA, which were not compared.
+    # Keras 2 makes loops of different ops for XLA, which were not compared.
     other_ops = layer is not L.Conv1D and not KERAS_3
     assert statuses_of(lambda: fit(model, plan, batches, epochs=2)) == {other_ops}
     assert len(twins) == 1

@@ -5,9 +5,10 @@ import types
 import pytest
 import tensorflow as tf
 
+from tfdpclip._object_notes import note_on_new_ops
 from tfdpclip.keras.watching import step_search
 from tfdpclip.keras.watching.step_labels import StepLabels
-from tfdpclip.keras.watching.weight_watch import marked_updates, own_writes
+from tfdpclip.keras.watching.weight_watch import marked_updates
 
 pytestmark = pytest.mark.unchecked
 PRIVATE = types.SimpleNamespace(identity="private")
@@ -21,7 +22,7 @@ class Step:
         self.seen = tf.Variable(0.0, trainable=False, name="seen")
 
     def take(self, x):
-        with own_writes(PRIVATE):
+        with note_on_new_ops(updates=PRIVATE.identity):
             self.weight.assign_sub(tf.reduce_sum(x, axis=0))
 
     def step(self, iterator):

@@ -87,7 +87,6 @@ federated_zip = _moved("federated_zip")
 secure_sum_bitwidth = _moved("federated_secure_sum_bitwidth")
 secure_modular_sum = _kept("backends.mapreduce.federated_secure_modular_sum")
 
-algorithms = _kept("learning.algorithms")
 build_sgdm = _kept("learning.optimizers.build_sgdm")
 
 FederatedDataSource = _moved("program.FederatedDataSource")

@@ -10,8 +10,12 @@ not seen; docs/federated.md says so.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
 from tfdpclip._docs import see
-from tfdpclip.federated import _callers
+from tfdpclip.federated import _tff
 
 # Factories that transform each client's update alone, and the result by public steps.
 _HARMLESS = {
@@ -72,13 +76,32 @@ _TWO_RELEASES = (
 )
 
 
-def refuse_wrappers() -> None:
-    """Raises if the process is made for a wrapper that would void its guarantee.
+class _Maker(NamedTuple):
+    """A function or method that waits for an aggregation process to be made.
+
+    Attributes:
+      name: the name of the factory's class, or of the function.
+      module: the module that defines the class, or the function.
+      factory: the factory, or a process that takes a factory; None for a function.
+      variables: the local variables of the function or method.
+    """
+
+    name: str
+    module: str
+    factory: Any
+    variables: dict[str, Any]
+
+
+def refuse_wrappers(factory: Any) -> None:
+    """Raises if a process is made for a wrapper that would void its guarantee.
+
+    Args:
+      factory: the `clipped_mean`, whose method calls this function.
 
     Raises:
       ValueError: names the wrapper, and the remedy.
     """
-    for maker in _callers.makers():
+    for maker in _makers(factory):
         found = _verdict(maker)
         if found is not None:
             name, wrong, fix = found
@@ -88,7 +111,34 @@ def refuse_wrappers() -> None:
             )
 
 
-def _verdict(maker: _callers.Maker) -> tuple[str, str, str] | None:
+def _makers(own: Any) -> Iterator[_Maker]:
+    """The callers that wait for a factory's process; nearest first.
+
+    Callers are methods of factories, of any package, and the functions of TensorFlow
+    Federated.
+
+    Args:
+      own: the factory.
+    """
+    kinds = (
+        _tff.UnweightedAggregationFactory,
+        _tff.WeightedAggregationFactory,
+        _tff.EstimationProcess,
+    )
+    frame = inspect.currentframe()
+    while frame is not None:
+        variables = frame.f_locals
+        module = frame.f_globals.get("__name__", "")
+        factory = variables.get("self")
+        kind = type(factory)
+        if factory is not own and issubclass(kind, kinds):
+            yield _Maker(kind.__name__, kind.__module__, factory, variables)
+        elif module.startswith("tensorflow_federated."):
+            yield _Maker(frame.f_code.co_name, module, None, variables)
+        frame = frame.f_back
+
+
+def _verdict(maker: _Maker) -> tuple[str, str, str] | None:
     """The name of a wrapper, its fault and the remedy; None if the wrapper is sound."""
     if maker.module.startswith("tfdpclip."):
         return "clipped_mean", *_TWICE
@@ -108,37 +158,4 @@ def _verdict(maker: _callers.Maker) -> tuple[str, str, str] | None:
             "Give clipped_mean to the learning process itself. To sum clipped updates "
             "in a different way: inner=dpc.federated.InnerSum(factory).",
         ),
-    )
-
-
-def refuse_other_kind(weighted: bool) -> None:
-    """Raises if TensorFlow Federated asks a factory for the wrong kind of weighting.
-
-    TensorFlow Federated's own error names two classes. The error here is raised only in
-    the first check of a learning process: wrappers check the kind too, and use both
-    answers.
-
-    Args:
-      weighted: whether the factory takes weights.
-
-    Raises:
-      TypeError: shows the line to write.
-    """
-    asked = _callers.kind_that_is_checked()
-    if asked is None or asked[0] is weighted:
-        return
-    builder = asked[1]
-    other = _callers.counterpart(builder, weighted)
-    if weighted:
-        raise TypeError(
-            f"{builder} gives no weights, and this clipped_mean has weight_cap. Use "
-            f"{other}(..., model_aggregator=aggregator); or leave weight_cap out."
-        )
-    raise TypeError(
-        f"{builder} weights clients, and this clipped_mean has no weight_cap. Write "
-        f"{other}(..., model_aggregator=aggregator), in which all clients count alike; "
-        "or clipped_mean(..., "
-        "weight_cap=100), in which a client counts by its number of examples, up to "
-        "100 (MeanFactory around it would divide by exact weights)."
-        + see("a-factory-around-the-mean")
     )

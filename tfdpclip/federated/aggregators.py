@@ -162,7 +162,7 @@ class ClippedMeanFactory(RoundCosts):
     def __new__(cls, *arguments: Any, **options: Any):
         if cls is ClippedMeanFactory:
             weighted = options.get("weight_cap") is not None
-            cls = _WeightedClippedMean if weighted else _UnweightedClippedMean
+            cls = ClippedMeanWithWeightCap if weighted else ClippedMeanWithoutWeightCap
         return super().__new__(cls)
 
     def __init__(
@@ -329,12 +329,6 @@ class ClippedMeanFactory(RoundCosts):
             return repr(self.noise)
         return f"<{self.correlated.matrix.describe()}>"
 
-    # `isinstance` reads `__class__` if the class of an object is not a subclass.
-    @property
-    def __class__(self):
-        _wrappers.refuse_other_kind(self.weight_cap is not None)
-        return type(self)
-
     def create(self, value_type: Any, weight_type: Any = None) -> Any:
         """Returns the aggregation process for values of one type.
 
@@ -348,7 +342,7 @@ class ClippedMeanFactory(RoundCosts):
             made for a wrapping factory that would void the guarantee.
           RuntimeError: if the current context cannot run secure sums.
         """
-        _wrappers.refuse_wrappers()
+        _wrappers.refuse_wrappers(self)
         weighting = Weighting.of(self.weight_cap, weight_type)
         clip = RecordClip(self.clip, Layout(value_type, self.variable_names))
         if self.secure is not None and self.secure.check_context:
@@ -378,11 +372,13 @@ class ClippedMeanFactory(RoundCosts):
         return _processes.PlainSum(mechanism, clip)
 
 
-class _UnweightedClippedMean(ClippedMeanFactory, _tff.UnweightedAggregationFactory):
+class ClippedMeanWithoutWeightCap(
+    ClippedMeanFactory, _tff.UnweightedAggregationFactory
+):
     """A `ClippedMeanFactory` in which all clients count alike."""
 
 
-class _WeightedClippedMean(ClippedMeanFactory, _tff.WeightedAggregationFactory):
+class ClippedMeanWithWeightCap(ClippedMeanFactory, _tff.WeightedAggregationFactory):
     """A `ClippedMeanFactory` with a public cap on each client's weight."""
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _arguments
+from tfdpclip._notes import NOTES
 from tfdpclip.clipping import ClipRule
 from tfdpclip.federated import _tff
 from tfdpclip.federated._processes import Summation
@@ -220,8 +221,7 @@ def check_context() -> None:
       RuntimeError: if the context cannot run secure sums.
     """
     context = _tff.current_context()
-    # Contexts are few and live long.
-    if getattr(context, "_tfdpclip_runs_secure_sums", False):
+    if context in NOTES.secure_contexts:
         return
 
     @_tff.federated_computation(_tff.at_clients(np.int32))
@@ -235,7 +235,7 @@ def check_context() -> None:
         error = raised
     else:
         if isinstance(total, (int, np.integer)) and total == 2:
-            context._tfdpclip_runs_secure_sums = True
+            NOTES.secure_contexts.add(context)
             return
     if "fileno" in str(error):
         raise RuntimeError(

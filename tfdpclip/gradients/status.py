@@ -11,7 +11,7 @@ from collections.abc import Hashable
 import tensorflow as tf
 
 from tfdpclip._devices import TRACING
-from tfdpclip._graph_notes import notes_of
+from tfdpclip._object_notes import notes_of
 from tfdpclip._outside import outside_of_functions
 
 UNCHECKED, PASSED, FAILED = 0, 1, 2

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdpclip import _arguments, _progress
 from tfdpclip._data import as_batches, check_data
+from tfdpclip._object_notes import note_on_new_ops
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.clipping.groups import Groups, make_groups, normalize_groups
 from tfdpclip.gradients import PerExampleGradients
@@ -176,7 +177,7 @@ class GradientMeter:
     def _engine(self, x, y, weight):
         predicted = self._model(x, training=False)
         loss = self._model.compute_loss(x, y, predicted, weight)
-        with replicas.mark_loss_ops(), drawn_rows.given_element(None):
+        with note_on_new_ops(made_of_a_loss=True), drawn_rows.given_element(None):
             return PerExampleGradients(loss, self.variables, replicas=replicas.count())
 
     def _norms(self, x, y, weight):

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import TracedError, see
+from tfdpclip._object_notes import note_on_new_ops
 from tfdpclip._outside import outside_of_functions
 from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.accounting.phases import PrivacyMismatchError
@@ -25,7 +26,6 @@ from tfdpclip.gradients.eager import EagerGradients
 from tfdpclip.gradients.engine import refuse_complex, refuse_repeated
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.forms.whole import WholeGradient
-from tfdpclip.gradients.graph.origins import public_writes
 from tfdpclip.gradients.loss import drawn_rows
 from tfdpclip.gradients.loss.state import find_state_reads, public_handles
 from tfdpclip.keras import _compat, replicas
@@ -33,7 +33,7 @@ from tfdpclip.keras.optimizer_variables import OptimizerVariables
 from tfdpclip.keras.watching import private_state
 from tfdpclip.keras.watching.step_labels import StepLabels
 from tfdpclip.keras.watching.step_search import ALTERED_DATA, find_altered_data
-from tfdpclip.keras.watching.weight_watch import marked_updates, own_writes
+from tfdpclip.keras.watching.weight_watch import marked_updates
 from tfdpclip.sampling.provenance import rows_per_record_of
 
 
@@ -51,7 +51,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
           tape: the tape that recorded `loss`; needed in eager code only.
         """
         gradients = self._records(loss, var_list, tape)
-        with own_writes(self._step_history):
+        with note_on_new_ops(updates=self._step_history.identity):
             self._take_in(gradients)
 
     @tf.autograph.experimental.do_not_convert
@@ -67,7 +67,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
                 "batch."
             )
         gradients = self._records(loss, var_list, tape)
-        with own_writes(self._step_history):
+        with note_on_new_ops(updates=self._step_history.identity):
             state = self.clip_state
             return self._release(gradients, state, *self._clipped(gradients, state))
 
@@ -120,7 +120,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
                 return EagerGradients(loss, var_list, tape, perturbation)
         loss = tf.convert_to_tensor(loss)
         drawn_rows.refuse_second_in_fit(loss.graph, self._step_history.identity)
-        with replicas.mark_loss_ops():
+        with note_on_new_ops(made_of_a_loss=True):
             return self._records_in_graph(loss, var_list, perturbation)
 
     def _records_in_graph(self, loss, var_list, perturbation):
@@ -296,7 +296,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
                 "needs no loss scale.)" + see("gradients-made-elsewhere")
             )
         self._unsaved.here.issued = []
-        with marked_updates(self._step_history), public_writes():
+        with marked_updates(self._step_history):
             yield
 
     def finalize_variable_values(self, var_list):

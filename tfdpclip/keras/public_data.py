@@ -12,13 +12,13 @@ import tensorflow as tf
 from tfdpclip import _arguments
 from tfdpclip._data import as_batches, check_data
 from tfdpclip._docs import TracedError, see
+from tfdpclip._object_notes import notes_of_variable
 from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.clipping import make_groups
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.gradient_meter import GradientMeter
 from tfdpclip.keras.isolation import check_model
-from tfdpclip.keras.watching.private_state import PUBLIC_COPY
-from tfdpclip.keras.watching.public_claims import DATA
+from tfdpclip.keras.watching.public_claims import PublicDataCallback
 
 
 def _batches(data: Any, batch_size: int) -> Iterator[tuple[Any, Any, Any]]:
@@ -27,7 +27,7 @@ def _batches(data: Any, batch_size: int) -> Iterator[tuple[Any, Any, Any]]:
         yield tf.keras.utils.unpack_x_y_sample_weight(element)
 
 
-class PublicBatchStatistics(tf.keras.callbacks.Callback):
+class PublicBatchStatistics(PublicDataCallback):
     """Gives batch normalisation the statistics of public data.
 
     Training with ``unit="batch"`` may normalise by the private batch, because the whole
@@ -51,9 +51,7 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
     """
 
     def __init__(self, data: Any, batch_size: int = 256):
-        super().__init__()
-        self._data = check_data("data", data)
-        setattr(self, DATA, data)
+        super().__init__(check_data("data", data))
         self._batch_size = _arguments.integer("batch_size", batch_size, minimum=1)
         self._attached: tf.keras.Model | None = None
         self._current: int | None = None
@@ -62,7 +60,7 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
 
     def attach(self, model: tf.keras.Model) -> PublicBatchStatistics:
         """Marks the model's statistics and computes them, for loops without `fit`."""
-        _build(model, self._data, self._batch_size)
+        _build(model, self.public_data, self._batch_size)
         if self._attached is not model:
             self._forward = tf.function(lambda x: model(x, training=True))
         self._attached = model
@@ -74,9 +72,9 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
             )
         for layer in layers:
             for variable in all_unwrapped((layer.moving_mean, layer.moving_variance)):
-                if getattr(variable, PUBLIC_COPY, None) is None:
-                    copy = tf.Variable(variable, trainable=False)
-                    setattr(variable, PUBLIC_COPY, copy)
+                notes = notes_of_variable(variable)
+                if notes.public_copy is None:
+                    notes.public_copy = tf.Variable(variable, trainable=False)
         self.update()
         return self
 
@@ -86,7 +84,7 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
         totals = [[0.0, 0.0] for _ in layers]
         count = 0
         with _compat.batch_statistics(layers):
-            for x, _, _ in _batches(self._data, self._batch_size):
+            for x, _, _ in _batches(self.public_data, self._batch_size):
                 size = len(tf.nest.flatten(x)[0])
                 if size == 0:
                     continue
@@ -107,7 +105,7 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
                 (unwrapped(layer.moving_variance), variance),
             ):
                 variable.assign(value.astype(variable.dtype.as_numpy_dtype))
-                getattr(variable, PUBLIC_COPY).assign(variable)
+                notes_of_variable(variable).public_copy.assign(variable)
 
     def on_train_begin(self, logs=None):
         del logs
@@ -132,7 +130,7 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
         same = functools.partial(np.array_equal, equal_nan=True)
         for variable, was in zip(self._statistics(), before, strict=True):
             now = variable.numpy()
-            copy = getattr(variable, PUBLIC_COPY).numpy()
+            copy = notes_of_variable(variable).public_copy.numpy()
             if not (same(now, was) or same(now, copy)):
                 raise TracedError(
                     f"The training step writes averages of private batches to "
@@ -145,7 +143,7 @@ class PublicBatchStatistics(tf.keras.callbacks.Callback):
     def _statistics(self) -> list[tf.Variable]:
         pairs = ((part.moving_mean, part.moving_variance) for part in self._layers())
         found = [variable for pair in pairs for variable in all_unwrapped(pair)]
-        return [v for v in found if getattr(v, PUBLIC_COPY, None) is not None]
+        return [v for v in found if notes_of_variable(v).public_copy is not None]
 
     def on_test_begin(self, logs=None):
         del logs
@@ -221,7 +219,7 @@ def _build(model: tf.keras.Model, data: Any, batch_size: int) -> None:
             model(x, training=False)
 
 
-class PublicGradientNorms(tf.keras.callbacks.Callback):
+class PublicGradientNorms(PublicDataCallback):
     """Measures gradient norms on public data for `PublicNormClip` and `ScaledClip`.
 
     Nguyen et al. (2023), section 3.3: at the start of training and after every epoch.
@@ -238,9 +236,7 @@ class PublicGradientNorms(tf.keras.callbacks.Callback):
     """
 
     def __init__(self, data: Any, batch_size: int = 64):
-        super().__init__()
-        self._data = check_data("data", data)
-        setattr(self, DATA, data)
+        super().__init__(check_data("data", data))
         self._batch_size = _arguments.integer("batch_size", batch_size, minimum=1)
         self._meter: GradientMeter | None = None
 
@@ -258,7 +254,7 @@ class PublicGradientNorms(tf.keras.callbacks.Callback):
                 "PublicGradientNorms needs an optimizer of dpc.keras, with "
                 "clip=dpc.PublicNormClip() or clip=dpc.ScaledClip()."
             )
-        _build(model, self._data, self._batch_size)
+        _build(model, self.public_data, self._batch_size)
         with replicas.scope_of(model):
             optimizer.build(model.trainable_variables)
         self._meter = GradientMeter(model, groups=optimizer.public_layout)
@@ -266,7 +262,7 @@ class PublicGradientNorms(tf.keras.callbacks.Callback):
 
     def update(self) -> None:
         """Measures the norms, and gives them to the optimizer."""
-        self._norms = _mean_norms(self._meter, self._data, self._batch_size)
+        self._norms = _mean_norms(self._meter, self.public_data, self._batch_size)
         self.model.optimizer.set_public_norms(self._norms)
 
     def on_epoch_begin(self, epoch, logs=None):

@@ -12,12 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdpclip import _tf_private
 from tfdpclip._docs import see
+from tfdpclip._object_notes import note_on_new_ops
 from tfdpclip.gradients import ExampleIsolationError
-from tfdpclip.gradients.graph.origins import is_number, public_writes
+from tfdpclip.gradients.graph.origins import is_number
 from tfdpclip.keras import _compat
-from tfdpclip.keras.watching.weight_watch import MADE_OF_A_LOSS, own_writes
 
 _MIRRORED = (
     tf.distribute.MirroredStrategy,
@@ -136,20 +135,6 @@ def _named(strategy: tf.distribute.Strategy) -> str:
     )
     name = type(strategy).__name__
     return "no strategy" if default or name.startswith("_Default") else name
-
-
-@contextlib.contextmanager
-def mark_loss_ops() -> Iterator[None]:
-    """Marks ops as made from a loss, to tell them from the ops of layers.
-
-    The marks are for further replicas, and for further private optimizers with a step
-    in the same graph.
-    """
-    if tf.executing_eagerly():
-        yield
-        return
-    with _tf_private.attribute_of_new_ops(MADE_OF_A_LOSS, "yes"):
-        yield
 
 
 class SharedData:
@@ -277,7 +262,7 @@ def run_once(
 
     def merged(strategy, *values):
         local = [strategy.experimental_local_results(value)[0] for value in values]
-        with own_writes(history), public_writes():
+        with note_on_new_ops(updates=history.identity, released=True):
             function(local)
 
     with _in_replica_function():
@@ -305,7 +290,7 @@ def run_when(
     """
 
     def own(*values):
-        with own_writes(history), public_writes():
+        with note_on_new_ops(updates=history.identity, released=True):
             function(*values)
 
     def branched(first, run):
@@ -313,7 +298,7 @@ def run_when(
             run()
             return tf.constant(True)
 
-        with own_writes(history), public_writes():
+        with note_on_new_ops(updates=history.identity, released=True):
             tf.cond(first, chosen, lambda: tf.constant(False))
 
     # A mirrored strategy of one device needs a merge call, too.
@@ -322,7 +307,7 @@ def run_when(
         return
 
     def lost():
-        with own_writes(history), public_writes():
+        with note_on_new_ops(updates=history.identity, released=True):
             astray()
 
     def merged(strategy, condition, *values):

@@ -11,9 +11,6 @@ import numpy as np
 
 from tfdpclip.keras import _compat
 
-# The attribute of a method that saves without totals.
-_MARK = "_tfdpclip_without_totals"
-
 
 def keep_out_of_files(model: Any) -> None:
     """Makes a model save its metrics as 0, from now on.
@@ -28,20 +25,20 @@ def keep_out_of_files(model: Any) -> None:
     """
     for name in _compat.SAVES_METRICS:
         method = getattr(model, name, None)
-        if method is not None and not hasattr(method, _MARK):
-            setattr(model, name, _without_totals(model, method))
+        if method is not None and not isinstance(method, _WithoutTotals):
+            setattr(model, name, _WithoutTotals(model, method))
 
 
-def _without_totals(model: Any, method: Callable) -> Callable:
-    """The method, for a model whose metrics are 0 while it runs."""
+class _WithoutTotals:
+    """A method that saves a model, whose metrics are 0 while the method runs."""
 
-    @functools.wraps(method)
-    def save(*args, **options):
-        with _forgotten(model):
-            return method(*args, **options)
+    def __init__(self, model: Any, method: Callable):
+        functools.update_wrapper(self, method)
+        self._model, self._method = model, method
 
-    setattr(save, _MARK, True)
-    return save
+    def __call__(self, *args, **options):
+        with _forgotten(self._model):
+            return self._method(*args, **options)
 
 
 @contextlib.contextmanager

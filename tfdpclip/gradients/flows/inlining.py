@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._devices import in_xla
-from tfdpclip._graph_notes import notes_of
+from tfdpclip._object_notes import notes_of
 from tfdpclip.gradients.graph import calls, ops
 from tfdpclip.gradients.graph.walks import ancestors
 

@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import tensorflow as tf
 
 from tfdpclip import _tf_private
+from tfdpclip._object_notes import note_on_new_ops, notes_of_op
 from tfdpclip.gradients.graph import calls, ops
-
-# The attribute that marks ops made by an op's own gradient function.
-_OWN = "_tfdpclip_own_gradient"
 
 
 @contextlib.contextmanager
@@ -64,7 +62,7 @@ def own_gradients_marked(operations: Iterable[tf.Operation]) -> Iterator[None]:
 
 def _marked(function: Callable) -> Callable:
     def gradient(op, *at_outputs):
-        with _tf_private.attribute_of_new_ops(_OWN, "made"):
+        with note_on_new_ops(own_gradient=True):
             return function(op, *at_outputs)
 
     return gradient
@@ -72,7 +70,7 @@ def _marked(function: Callable) -> Callable:
 
 def is_of_own_gradient(op: tf.Operation) -> bool:
     """Whether an own gradient function made the op; see `own_gradients_marked`."""
-    return _tf_private.text_attribute(op, _OWN) is not None
+    return notes_of_op(op).own_gradient
 
 
 def _is_absent(gradient) -> bool:

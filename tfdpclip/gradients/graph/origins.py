@@ -5,7 +5,6 @@ An op brings data unless its type is on a list of harmless types.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -29,8 +28,6 @@ _HARMLESS = (
         CudnnRNN CudnnRNNV2 CudnnRNNV3 VarHandleOp""".split()
     )
 )
-# The attribute of ops that write values released with noise.
-_PUBLIC = "_tfdpclip_public"
 # The longest list of integers that is still a shape, an order of axes or the like.
 _AXES = 8
 
@@ -118,21 +115,6 @@ def definition_of(graph, name: str) -> _tf_private.FunctionDef | None:
         return None
     found = getattr(function, "cached_definition", None)
     return found if found is not None else function.definition
-
-
-@contextlib.contextmanager
-def public_writes() -> Iterator[None]:
-    """Declares that values written in the `with` block are released with noise."""
-    if tf.executing_eagerly():
-        yield
-        return
-    with _tf_private.attribute_of_new_ops(_PUBLIC, "released"):
-        yield
-
-
-def writes_publicly(op: tf.Operation) -> bool:
-    """Whether the op was made within `public_writes`."""
-    return _tf_private.text_attribute(op, _PUBLIC) is not None
 
 
 def first_handle(handle: tf.Tensor) -> tf.Tensor:

@@ -27,8 +27,8 @@ import tensorflow as tf
 from tfdpclip import _keras_marks, _tf_private
 from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
-from tfdpclip._graph_notes import notes_of
 from tfdpclip._notes import NOTES
+from tfdpclip._object_notes import notes_of
 from tfdpclip.accounting.phases import TWO_NETWORKS, PrivacyMismatchError
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.graph import ops

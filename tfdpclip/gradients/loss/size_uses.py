@@ -12,7 +12,7 @@ import contextlib
 
 import tensorflow as tf
 
-from tfdpclip import _tf_private
+from tfdpclip._object_notes import note_on_new_ops, notes_of_op
 from tfdpclip.gradients.flows.flow import DATA, SIZE, Flow
 from tfdpclip.gradients.flows.slices import axes_cut
 from tfdpclip.gradients.graph import known, ops
@@ -34,17 +34,13 @@ _OTHER_SHAPES = {
 }
 
 
-# The attribute of ops that multiply the losses of a sum by the number of examples.
-_COUNT = "_tfdpclip_count"
-
-
 def scaled_by_count() -> contextlib.AbstractContextManager[None]:
     """Marks the ops made inside, which make an example's loss of its share of a sum.
 
     Where no public number of examples was given, the losses of a sum are defined this
     way (`loss.take_apart`): the caller knows the factor.
     """
-    return _tf_private.attribute_of_new_ops(_COUNT, "count")
+    return note_on_new_ops(by_count=True)
 
 
 def is_harmful(op: tf.Operation, output: tf.Tensor, flows) -> bool:
@@ -55,7 +51,7 @@ def is_harmful(op: tf.Operation, output: tf.Tensor, flows) -> bool:
       output: an output of the op, of kind `DATA`.
       flows: the analysis around the op, of batches of any size.
     """
-    if _tf_private.text_attribute(op, _COUNT) is not None:
+    if notes_of_op(op).by_count:
         return False
     flow = flows[output]
     for index, tensor in enumerate(op.inputs):

@@ -8,7 +8,9 @@ or declared public by name.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,19 +19,13 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._arguments import shown
 from tfdpclip._docs import see
+from tfdpclip._object_notes import notes_of_op, notes_of_variable
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA, PUBLIC
 from tfdpclip.gradients.graph import op_copies, ops, origins
 from tfdpclip.gradients.graph.walks import ancestors
-
-# The name of the attribute with a variable's public copy. After each step the variable
-# is set back to the copy.
-PUBLIC_COPY = "_tfdpclip_public_copy"
-# The name of the attribute, on a variable that a private optimizer trains, with the
-# variable that counts the optimizer's releases. The values of the former carry noise.
-TRAINED_PRIVATELY = "_tfdpclip_trained_privately"
 
 
 class PublicVariables:
@@ -119,7 +115,7 @@ def public_handles(
 ) -> list[tf.Tensor]:
     """The handles in `graph` of variables that are declared public."""
     own = {handle.ref() for handle in trained}
-    variables = _variables(graph)
+    variables = variables_of(graph)
     found = []
     for _, internal in getattr(graph, "captures", ()):
         if internal.dtype != tf.resource or internal.ref() in own:
@@ -127,7 +123,8 @@ def public_handles(
         root = origins.captured_from(internal)
         variable = variables.get(id(root))
         name = None if variable is None else variable.name
-        if (root, name) in public or getattr(variable, PUBLIC_COPY, None) is not None:
+        copy = notes_of_variable(variable).public_copy
+        if (root, name) in public or copy is not None:
             found.append(internal)
     return found
 
@@ -151,10 +148,10 @@ def find_state_reads(
         variable that the loss reads.
     """
     graph = loss.graph
-    variables = _variables(graph)
+    variables = variables_of(graph)
     every = [*flows.ops, *gradients]
     _refuse_moved_generators(flows, every)
-    writers: dict | None = None
+    writers = functools.cache(lambda: _writers(graph))
     found: dict[int, StateRead] = {}
     seen: set[tf.Operation] = set()
     trained: set[int] = set()
@@ -169,18 +166,16 @@ def find_state_reads(
             root = origins.captured_from(handle)
             if flows.is_trained(handle) and id(root) not in trained:
                 trained.add(id(root))
-                writers = writers or _writers(graph)
-                for writer in writers.get(id(root), ([], None))[0]:
+                for writer in writers()[id(root)][0]:
                     if _writes_data(writer, flows):
                         _refuse(handle.op.name, writer)
             if flows.is_public(handle):
                 variable = variables.get(id(root))
-                copy = getattr(variable, PUBLIC_COPY, None)
+                copy = notes_of_variable(variable).public_copy
                 if copy is not None:
                     # The variable is set back after the step, so a loss that reads the
                     # variable before the write reads the public copy.
-                    writers = writers or _writers(graph)
-                    wrote, before = writers.get(id(root), ([], None))
+                    wrote, before = writers()[id(root)]
                     for writer in wrote:
                         if _is_before(writer, op) and _writes_data(writer, flows):
                             _refuse(handle.op.name, writer)
@@ -192,18 +187,16 @@ def find_state_reads(
                 continue
             if id(root) in found:
                 continue
-            if writers is None:
-                writers = _writers(graph)
             variable = variables.get(id(root))
             name = handle.op.name if variable is None else variable.name
-            wrote, before = writers.get(id(root), ([], None))
+            wrote, before = writers()[id(root)]
             for writer in wrote:
                 if _writes_data(writer, flows):
                     _refuse(name, writer)
-            releases = getattr(variable, TRAINED_PRIVATELY, None)
+            releases = notes_of_variable(variable).releases
             for writer in wrote if releases is None else ():
                 # The written value may come from further variables.
-                if not origins.writes_publicly(writer):
+                if not notes_of_op(writer).released:
                     pending.extend(ancestors(_values(writer), stop=seen))
             found[id(root)] = StateRead(
                 handle, root, name, variable, bool(wrote), before, releases
@@ -330,21 +323,20 @@ def _writers(graph) -> dict[int, tuple[list[tf.Operation], tf.Tensor | None]]:
 
     The graph and the graphs around it are searched.
     """
-    found: dict[int, tuple[list, Any]] = {}
+    found: dict[int, tuple[list, Any]] = collections.defaultdict(lambda: ([], None))
     start = graph
     while isinstance(graph, tf.Graph) and hasattr(graph, "get_operations"):
         for op in graph.get_operations():
             for index, handle in enumerate(op.inputs):
                 if handle.dtype != tf.resource:
                     continue
+                root = id(origins.captured_from(handle))
                 users = set(origins.handle_users(op, index))
                 if users <= ops.READS | ops.RANDOM | ops.ITERATORS:
                     first = op.type == "ReadVariableOp" and graph is start
-                    root = id(origins.captured_from(handle))
                     found.setdefault(root, ([], op.outputs[0] if first else None))
-                    continue
-                root = id(origins.captured_from(handle))
-                found.setdefault(root, ([], None))[0].append(op)
+                else:
+                    found[root][0].append(op)
         graph = getattr(graph, "outer_graph", None)
     return found
 
@@ -354,7 +346,7 @@ def _values(writer: tf.Operation) -> list[tf.Tensor]:
 
 
 def _writes_data(writer: tf.Operation, flows: Dataflow) -> bool:
-    if origins.writes_publicly(writer):
+    if notes_of_op(writer).released:
         return False
     if writer.graph is not flows.graph or origins.brings_data(writer):
         return True
@@ -391,8 +383,8 @@ def _refuse(name: str, writer: tf.Operation):
     )
 
 
-def _variables(graph) -> dict[int, tf.Variable]:
-    """The variables that a graph uses, by the identity of their handles."""
+def variables_of(graph: Any) -> dict[int, tf.Variable]:
+    """The variables that a graph and the graphs around it use, by the handle's `id`."""
     found = {}
     while graph is not None:
         for variable in _tf_private.watched_variables(graph):

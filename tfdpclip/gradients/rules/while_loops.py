@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfdpclip import _tf_private
 from tfdpclip._devices import has_form_of_xla
-from tfdpclip._graph_notes import notes_of
+from tfdpclip._object_notes import notes_of
 from tfdpclip.gradients.flows.dataflow import BodyFlows, Dataflow
 from tfdpclip.gradients.flows.flow import DATA, Flow
 from tfdpclip.gradients.graph import op_copies, ops

@@ -7,11 +7,10 @@ from typing import Any
 
 from tfdpclip._arguments import shown
 from tfdpclip._docs import see
+from tfdpclip._notes import NOTES
 from tfdpclip.keras import _compat
 from tfdpclip.keras.watching.private_state import PrivateStateWarning
 
-# The attribute of a layer whose statistics are declared to be public.
-_PUBLIC = "_tfdpclip_public_statistics"
 _FROM = {
     "Normalization": (
         "Normalization(mean=m.mean, variance=m.variance) with "
@@ -46,7 +45,7 @@ def public_statistics(layer: Any) -> Any:
             "layer must be a Keras layer, such as a Normalization that was adapted to "
             f"public data, got {shown(layer)}."
         )
-    setattr(layer, _PUBLIC, True)
+    NOTES.public_layers.add(layer)
     return layer
 
 
@@ -56,9 +55,8 @@ def assumptions_about(model: Any) -> list[str]:
     Warns of adapted layers that were not declared to be public.
     """
     found = [layer for layer in _compat.layers_of(model) if _compat.is_adapted(layer)]
-    said = [layer for layer in found if getattr(layer, _PUBLIC, False)]
     for layer in found:
-        if layer in said:
+        if layer in NOTES.public_layers:
             continue
         kind = type(layer).__name__
         write = _FROM.get(

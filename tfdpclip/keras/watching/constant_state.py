@@ -16,10 +16,11 @@ from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
 from tfdpclip._keras_marks import variable_of_call
 from tfdpclip._notes import NOTES
+from tfdpclip._object_notes import notes_of_variable
 from tfdpclip._outside import outside_of_functions
 from tfdpclip._variables import components, unwrapped
 from tfdpclip.gradients import ExampleIsolationError
-from tfdpclip.gradients.loss.state import TRAINED_PRIVATELY, StateRead
+from tfdpclip.gradients.loss.state import StateRead
 from tfdpclip.keras import _compat
 from tfdpclip.keras.watching.fit_arguments import callbacks_of_fit
 
@@ -41,9 +42,10 @@ def mark_trained_privately(
       releases: the counter of the optimizer's releases.
     """
     for variable in (part for whole in variables for part in components(whole)):
-        if getattr(variable, TRAINED_PRIVATELY, None) is releases:
+        notes = notes_of_variable(variable)
+        if notes.releases is releases:
             continue
-        setattr(variable, TRAINED_PRIVATELY, releases)
+        notes.releases = releases
         for state in list(NOTES.constant_states):
             state._exempt(variable)
 

@@ -13,10 +13,10 @@ import tensorflow as tf
 from tfdpclip import _progress, _tf_private
 from tfdpclip._docs import TracedError, see
 from tfdpclip._notes import NOTES
+from tfdpclip._object_notes import notes_of_variable
 from tfdpclip._variables import all_unwrapped, components, whole_number
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.gradients.errors import LossStructureError
-from tfdpclip.gradients.loss.state import PUBLIC_COPY, TRAINED_PRIVATELY
 from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.watching import constant_state, private_state
 from tfdpclip.keras.watching.compiled_steps import CompiledSteps
@@ -435,7 +435,7 @@ class FitWatch:
         return [
             v
             for v in self._frozen()
-            if getattr(components(v)[0], TRAINED_PRIVATELY, None) is counter
+            if notes_of_variable(components(v)[0]).releases is counter
         ]
 
     def _traces_since(self, function: Callable) -> Iterable | None:
@@ -523,7 +523,7 @@ class FitWatch:
             for v in all_unwrapped(self._model.weights)
             if isinstance(v, tf.Variable)  # Keras 2 has vocabularies among weights.
             and id(v) not in trained
-            and getattr(v, PUBLIC_COPY, None) is None
+            and notes_of_variable(v).public_copy is None
         ]
 
     def _report(self, variable: tf.Variable | None, how: str) -> None:

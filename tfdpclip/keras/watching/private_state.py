@@ -7,15 +7,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdpclip import _tf_private
 from tfdpclip._docs import see
-from tfdpclip.gradients.graph import ops
-from tfdpclip.gradients.loss.state import PUBLIC_COPY
+from tfdpclip._object_notes import notes_of_variable
+from tfdpclip.gradients.graph import ops, origins
+from tfdpclip.gradients.loss.state import variables_of
 from tfdpclip.keras import _compat
 from tfdpclip.keras.watching.step_labels import DATA, OUTSIDE, SIZE, StepLabels
 
-# The attribute of a variable that was named in a warning.
-_SAID = "_tfdpclip_private_state"
 # Ops that only read a variable or draw random numbers from it.
 _NO_WRITES = ops.READS | ops.RANDOM
 # The labels of values that may be of a batch.
@@ -40,7 +38,7 @@ def restore_public_statistics(loss: tf.Tensor) -> None:
       ValueError: if a layer has no public statistics to go back to.
     """
     statistics, others = _written(loss)
-    missing = [v for v in statistics if getattr(v, PUBLIC_COPY, None) is None]
+    missing = [v for v in statistics if notes_of_variable(v).public_copy is None]
     if missing:
         raise ValueError(
             f"{_named(missing)} would hold averages of private batches, without noise, "
@@ -53,15 +51,15 @@ def restore_public_statistics(loss: tf.Tensor) -> None:
             + see("batch-statistics")
         )
     for variable in statistics:
-        variable.assign(getattr(variable, PUBLIC_COPY))
+        variable.assign(notes_of_variable(variable).public_copy)
     warn_of_private_values(others)
 
 
 def warn_of_private_values(variables: Sequence[tf.Variable]) -> None:
     """Warns that variables keep values of private batches; once for each variable."""
-    new = [v for v in variables if not getattr(v, _SAID, False)]
+    new = [v for v in variables if not notes_of_variable(v).named]
     for variable in new:
-        setattr(variable, _SAID, True)
+        notes_of_variable(variable).named = True
     if new:
         warnings.warn(
             f"{_named(new)} is assigned values that depend on the batch. If it is "
@@ -103,24 +101,13 @@ def _owners(graph) -> dict[int | None, tf.Variable]:
     A variable that is only written to looks like a metric's total, and is left out: the
     loss cannot depend on it.
     """
-    variables = {}
-    outer = graph
-    while outer is not None:
-        for variable in _tf_private.watched_variables(outer):
-            variables[id(variable.handle)] = variable
-        outer = getattr(outer, "outer_graph", None)
-    owners = {}
-    for captured, _ in getattr(graph, "captures", ()):
-        external, at = captured, graph.outer_graph
-        while id(external) not in variables and hasattr(at, "captures"):
-            # Loops and branches capture what their outer graph captured.
-            found = [e for e, i in at.captures if i is external]
-            if not found:
-                break
-            external, at = found[0], at.outer_graph
-        if id(external) in variables:
-            owners[id(captured)] = variables[id(external)]
-    return owners
+    variables = variables_of(graph)
+    roots = {id(outer): origins.captured_from(inner) for outer, inner in graph.captures}
+    return {
+        handle: variables[id(root)]
+        for handle, root in roots.items()
+        if id(root) in variables
+    }
 
 
 def _is_metric(variable: tf.Variable) -> bool:

@@ -6,13 +6,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfdpclip._docs import see
 from tfdpclip.accounting.phases import PrivacyMismatchError
 from tfdpclip.keras.watching.fit_arguments import callbacks_of_fit, overlap
 
-#: The attribute of a callback that holds its public data.
-DATA = "_tfdpclip_public_data"
+
+class PublicDataCallback(tf.keras.callbacks.Callback):
+    """A callback that measures public data, without noise.
+
+    Args:
+      public_data: the data.
+    """
+
+    def __init__(self, public_data: Any):
+        super().__init__()
+        self.public_data = public_data
 
 
 def assumptions_about(model: Any) -> list[str]:
@@ -35,7 +45,7 @@ def refuse_private_data(private: Sequence[np.ndarray]) -> None:
       private: the arrays that were given for the batches, as far as they are known.
     """
     for callback in _with_public_data():
-        if overlap(getattr(callback, DATA), private):
+        if overlap(callback.public_data, private):
             name = type(callback).__name__
             raise PrivacyMismatchError(
                 f"The data of {name} are in the private batches, too, and {name} "
@@ -46,5 +56,5 @@ def refuse_private_data(private: Sequence[np.ndarray]) -> None:
             )
 
 
-def _with_public_data() -> list[Any]:
-    return [c for c in callbacks_of_fit() if getattr(c, DATA, None) is not None]
+def _with_public_data() -> list[PublicDataCallback]:
+    return [c for c in callbacks_of_fit() if isinstance(c, PublicDataCallback)]

@@ -14,15 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip._notes import NOTES, ReleaseSettings
+from tfdpclip._object_notes import notes_of_variable
 from tfdpclip._variables import whole_number
 from tfdpclip.keras.watching.noise_plan import NoisePlan
 from tfdpclip.sampling import events
 
 # The attribute of a private optimizer that holds its history.
 ATTRIBUTE = "_step_history"
-# The attribute of a variable that holds its private optimizer. A later optimizer finds
-# there the steps behind the first values of the variable.
-_TRAINER = "_tfdpclip_trainer"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +104,7 @@ class StepHistory(tf.train.experimental.PythonState):
         variables = list(variables)
         self.comes_after(variables)
         for variable in variables:
-            setattr(variable, _TRAINER, self._optimizer())
+            notes_of_variable(variable).trainer = self._optimizer()
 
     def comes_after(self, variables: Iterable[tf.Variable]) -> None:
         """Adds the steps of the optimizers that trained these variables before.
@@ -115,8 +113,8 @@ class StepHistory(tf.train.experimental.PythonState):
         """
         own = self._optimizer()
         for variable in variables:
-            before = getattr(variable, _TRAINER, own)
-            if before is not own:
+            before = notes_of_variable(variable).trainer
+            if before is not None and before is not own:
                 history = getattr(before, ATTRIBUTE)
                 if all(other is not history for other in self._others):
                     self._others.append(history)

@@ -20,14 +20,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _tf_private
+from tfdpclip._object_notes import notes_of_node
 from tfdpclip._variables import components, path_of, unwrapped
 from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.walks import functions_in_attributes
-from tfdpclip.keras.watching.weight_watch import (
-    APPLY_MARK,
-    MADE_OF_A_LOSS,
-    UPDATE_MARK,
-)
 
 #: The batches of the step.
 DATA = 1
@@ -140,7 +136,7 @@ class StepFunctions:
     def __init__(self, graph: tf.Graph, identity: str | None, until: str | None = None):
         definition = graph.as_graph_def()
         self._functions = {f.signature.name: f for f in definition.library.function}
-        self._identity = None if identity is None else identity.encode()
+        self._identity = identity
         self._bodies: dict[str, _Body] = {}
         self._private: dict[str, bool] = {}
         self.other_step: str | None = None
@@ -165,15 +161,12 @@ class StepFunctions:
         )
 
     def _node(self, node: _tf_private.NodeDef) -> _Node:
-        # Reading a missing attribute with [] would create the attribute.
-        marks = [
-            node.attr[mark].s if mark in node.attr else None
-            for mark in (UPDATE_MARK, APPLY_MARK)
-        ]
-        updates, applies = (mark == self._identity for mark in marks)
+        notes = notes_of_node(node)
+        applies = self._identity in notes.applies
+        updates = self._identity in notes.updates
         if self._identity is None:
-            updates = MADE_OF_A_LOSS in node.attr or marks[0] is not None
-        if marks[1] is not None and not applies:
+            updates = notes.made_of_a_loss or bool(notes.updates)
+        if notes.applies and not applies:
             self.other_step = self.other_step or node.name
         named = node.op in self._functions
         names = [node.op] if named else functions_in_attributes(node)

@@ -10,16 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip import _tf_private
+from tfdpclip._object_notes import note_on_new_ops
 from tfdpclip._variables import components, unwrapped
 from tfdpclip.keras import _compat
 
-# The attribute of operations that a private optimizer updates variables with.
-UPDATE_MARK = "_tfdpclip_update"
-# The attribute of operations that make up the update, after the gradient is private.
-APPLY_MARK = "_tfdpclip_apply"
-# The attribute of ops that the optimizer built from a loss. In the graph, these ops may
-# come before the loss of another replica.
-MADE_OF_A_LOSS = "_tfdpclip_made_of_a_loss"
 # How often weights and their averages may be swapped between two steps: the end of an
 # epoch, its tests and the beginning of the next epoch swap four times.
 _MOST_SWAPS = 8
@@ -40,22 +34,8 @@ def marked_updates(history: Any) -> Iterator[None]:
         if watch is not None:
             watch.hold()
         return
-    text = history.identity
-    with own_writes(history), _tf_private.attribute_of_new_ops(APPLY_MARK, text):
-        yield
-
-
-@contextlib.contextmanager
-def own_writes(history: Any) -> Iterator[None]:
-    """Marks ops that are built in this context as ops of the optimizer itself.
-
-    Args:
-      history: the optimizer's `StepHistory`.
-    """
-    if tf.executing_eagerly():
-        yield
-        return
-    with _tf_private.attribute_of_new_ops(UPDATE_MARK, history.identity):
+    own = history.identity
+    with note_on_new_ops(updates=own, applies=own, released=True):
         yield
 
 

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tfdpclip.gradients.flows.flow import DATA, Flow, common_layout
 from tfdpclip.gradients.flows.sizes import length_of
-from tfdpclip.gradients.flows.slices import REVERSED, WHOLE, read_slice
 from tfdpclip.gradients.graph.known import (
     CONSTANT_BY_PLACE,
     is_one_row,
@@ -20,6 +19,7 @@ from tfdpclip.gradients.graph.known import (
     rows_alike,
     static_number,
 )
+from tfdpclip.gradients.graph.slices import SliceAxis, slice_axes
 
 
 def _reshape(op, output, inputs, batch_size) -> Flow:
@@ -267,16 +267,35 @@ def _split(op, output, inputs, batch_size) -> Flow:
 
 def _strided_slice(op, output, inputs, batch_size) -> Flow:
     flow = inputs[0]
-    parts = read_slice(op) if flow.kind == DATA else None
-    if parts is None or flow.axes is None:
+    axes = slice_axes(op) if flow.kind == DATA else None
+    if axes is None or flow.axes is None:
         return Flow(DATA, None)
-    found = [parts[axis] for axis in flow.axes]
-    if any(part.what == REVERSED for part in found):
-        return Flow(DATA, None, coupled=op)
-    if any(part.what != WHOLE for part in found):
-        return Flow(DATA, None)
-    axes = tuple(part.axis for part in found)
-    return flow.on(axes)
+    counted = [axis for axis in axes if axis.source in flow.axes]
+    bounds = [known_value(tensor) for tensor in op.inputs[1:]]
+    targets = []
+    for axis in counted:
+        begin, end, step = (
+            None if b is None or axis.entry is None else b[axis.entry] for b in bounds
+        )
+        if axis.target is not None and step is not None and step < 0:
+            return Flow(DATA, None, coupled=op)
+        if axis.target is not None and _is_whole(op, axis, begin, end, step):
+            targets.append(axis.target)
+    return flow.on(tuple(targets)) if len(targets) == len(counted) else Flow(DATA, None)
+
+
+def _is_whole(op: tf.Operation, axis: SliceAxis, begin, end, step) -> bool:
+    """Whether a `StridedSlice` keeps all entries of an axis."""
+    if axis.entry is None:
+        return True
+    begins = op.get_attr("begin_mask") >> axis.entry & 1 or begin == 0
+    ends = op.get_attr("end_mask") >> axis.entry & 1
+    source = op.inputs[0]
+    if end is None:
+        ends |= length_of(op.inputs[2], axis.entry) == (source.ref(), axis.source)
+    elif source.shape[axis.source] is not None:
+        ends |= end >= source.shape[axis.source]
+    return bool(step == 1 and begins and ends)
 
 
 def _slice(op, output, inputs, batch_size) -> Flow:

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip._docs import see
-from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.flows.flow import DATA, SIZE, Flow
 from tfdpclip.gradients.flows.graph_flows import GraphFlows
 from tfdpclip.gradients.flows.lists import merge_flows
@@ -198,21 +196,6 @@ class BodyFlows(InnerFlows):
         for op in ops:
             self._visit(op)
         return max(self[output].kind for output in cond.outputs)
-
-    def refuse_mixing(self, flows: Dataflow) -> None:
-        """Raises an error if a loop output behind the loss combines the examples."""
-        for flow, output in zip(self._begin, self.op.outputs, strict=False):
-            mixed = flow.coupled
-            if mixed is None:
-                continue
-            if any(op in flows for op in output.consumers()):
-                raise ExampleIsolationError(
-                    f"In the loop {self.op.name!r}, {mixed.name!r} (a {mixed.type}) "
-                    "combines the examples of a batch, so each example changes the "
-                    "gradients of all examples. Do not reduce over the batch axis; "
-                    "normalise by example (LayerNormalization), not by batch."
-                    + see("mixed-examples")
-                )
 
     def passes_unchanged(self, number: int) -> bool:
         """Whether the loop variable `number` keeps its value at every step."""

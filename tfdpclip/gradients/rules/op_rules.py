@@ -20,7 +20,6 @@ from tfdpclip.gradients.forms.geometry import Geometry
 from tfdpclip.gradients.forms.lookup import Lookup, PooledLookup
 from tfdpclip.gradients.graph import op_copies, ops
 from tfdpclip.gradients.rules.context import (
-    batch_first,
     by_example,
     in_float,
     in_steps,
@@ -35,7 +34,7 @@ def _explicit(use, values, shape, context):
     """Sums `values`, `[N, ...]` of the output's shape, over the broadcast axes."""
     flow, rank = context.flows[use.output], use.output.shape.rank
     place = flow.axes[0] if flow.axes and len(flow.axes) == 1 else 0
-    if not (batch_first(use.output, context) or place and not flow.minor):
+    if not (flow.leads or place and not flow.minor):
         return None
     padded = [1] * (rank - len(shape)) + list(shape)
     if len(shape) > rank or (len(shape) == rank and shape[place] != 1):
@@ -80,7 +79,7 @@ def _bias_add(use, dz, shape, context):
     if use.index != 1:
         return None
     if use.op.get_attr("data_format") == b"NCHW":
-        if not batch_first(use.output, context):
+        if not context.flows[use.output].leads:
             return None
         rank = use.output.shape.rank
         dz = tf.transpose(dz, [0, *range(2, rank), 1])
@@ -94,7 +93,7 @@ def _elementwise(use, dz, shape, context):
     that its ordinary gradient is the gradient row by row.
     """
     rank = use.output.shape.rank
-    if not batch_first(use.output, context):
+    if not context.flows[use.output].leads:
         return None
     if len(shape) > rank or (len(shape) == rank and shape[0] != 1):
         return None
@@ -150,7 +149,7 @@ def _fused_batch_norm(use, dz, shape, context):
         )
     x, mean, variance = (in_float(op.inputs[i]) for i in (0, 3, 4))
     if op.get_attr("data_format") in (b"NCHW", b"NCDHW"):
-        if not batch_first(use.output, context):
+        if not context.flows[use.output].leads:
             return None
         perm = [0, *range(2, x.shape.rank), 1]
         x, dz = tf.transpose(x, perm), tf.transpose(dz, perm)
@@ -170,9 +169,7 @@ def _gather(use, dz, shape, context):
         if axis is None or int(axis) != 0:
             return None
     ids = use.op.inputs[1]
-    if context.flows[ids].entry is not None:
-        return None  # The ids are entries of any examples.
-    if ids.shape.rank in (None, 0) or not batch_first(ids, context):
+    if not context.flows[ids].leads:
         return None
     width = math.prod(shape[1:])
     flat = tf.squeeze(in_steps(ids, context, ids, 1, 0), axis=-1)

@@ -81,17 +81,17 @@ class InnerFlows(Dataflow):
 def branch_graphs(op: tf.Operation) -> list[tf.Graph] | None:
     """The graphs of the functions of a branch or a call; None if a graph is unknown."""
     names = _FUNCTIONS[op.type](op)
-    found = []
+    graphs = []
     for name in names:
         function = find_function(op.graph, name)
         graph = getattr(function, "graph", None)
         if graph is None or not _tf_private.is_function_graph(graph):
             return None
-        given = len(op.inputs) - ops.FIRST_ARGUMENT[op.type]
-        if len(graph.inputs) != given or len(graph.outputs) < len(op.outputs):
+        arguments = len(op.inputs) - ops.FIRST_ARGUMENT[op.type]
+        if len(graph.inputs) != arguments or len(graph.outputs) < len(op.outputs):
             return None
-        found.append(graph)
-    return found
+        graphs.append(graph)
+    return graphs
 
 
 _FUNCTIONS = {
@@ -174,7 +174,7 @@ class BodyFlows(InnerFlows):
         """The flows of the loop's outputs."""
         kind = self.condition_kind()
         counted = kind == SIZE and self.batch_size is None
-        found = []
+        flows = []
         for number, flow in enumerate(self._begin[: len(self.op.outputs)]):
             if not self.passes_unchanged(number):
                 if kind > flow.kind:
@@ -184,8 +184,8 @@ class BodyFlows(InnerFlows):
                     flow = dataclasses.replace(flow, axes=None)
                 if counted and flow.kind == DATA:
                     flow = dataclasses.replace(flow, obstacle=_STEPS)
-            found.append(flow)
-        return found
+            flows.append(flow)
+        return flows
 
     def condition_kind(self) -> int:
         """The kind of the loop's condition: PUBLIC, SIZE or DATA."""

@@ -12,7 +12,6 @@ from tfdpclip.gradients.flows.flow import DATA, Flow, common_layout
 from tfdpclip.gradients.flows.sizes import length_of
 from tfdpclip.gradients.graph.known import (
     CONSTANT_BY_PLACE,
-    is_one_row,
     known_order,
     known_shape,
     known_value,
@@ -24,26 +23,13 @@ from tfdpclip.gradients.graph.slices import SliceAxis, slice_axes
 
 def _reshape(op, output, inputs, batch_size) -> Flow:
     """The flow of a `Reshape` for which `regrouped` finds no rows."""
-    flow, source = inputs[0], op.inputs[0]
+    flow = inputs[0]
     if not flow.axes:
         return Flow(DATA, () if flow.kind == DATA and flow.axes == () else None)
     if keeps_shape(op, output):
         return flow
-    if flow.leads and source.shape.rank == 1 and is_one_row(op.inputs[1], source):
-        return dataclasses.replace(
-            flow.on((1,)), entries=None if flow.minor else flow.rows
-        )
-    if not output.shape.rank or flow.minor:
-        return Flow(DATA, None)
-    if flow.leads and output.shape[0] is None:
-        return Flow(DATA, (0,))
-    single = source.shape[0] == 1 or (source.shape[0] is None and flow.entries)
-    if flow.axes != (1,) or not single:
-        return Flow(DATA, None)
-    after = _product(known_shape(output)[1:])
-    if flow.entries is None or not after or flow.entries % after:
-        return Flow(DATA, (0,))
-    return Flow(DATA, (0,), flow.entries // after)
+    counts = flow.leads and not flow.minor and output.shape.rank
+    return Flow(DATA, (0,) if counts and output.shape[0] is None else None)
 
 
 def keeps_shape(op: tf.Operation, output: tf.Tensor) -> bool:
@@ -343,13 +329,13 @@ def _broadcast(op, output, inputs, batch_size) -> Flow:
     result = flow.on(tuple(axis + shift for axis in flow.axes))
     if op.type == "Tile":
         times = known_value(op.inputs[1])
-        found = [None if times is None else times[axis] for axis in flow.axes]
-        if set(found) <= {1}:
+        counts = [None if times is None else times[axis] for axis in flow.axes]
+        if set(counts) <= {1}:
             return result
-        if len(found) > 1 or not flow.rows or not found[0] or found[0] < 0:
+        if len(counts) > 1 or not flow.rows or not counts[0] or counts[0] < 0:
             return Flow(DATA, result.axes)
         # The whole batch is repeated; the copies of an example are not consecutive.
-        count = int(found[0])
+        count = int(counts[0])
         return Flow(DATA, result.axes, flow.rows * count, flow.repeats * count)
     before, after = op.inputs[0].shape, output.shape
     if any(before[a] is None and after[a + shift] is not None for a in flow.axes):
@@ -364,11 +350,15 @@ def _concat(op, output, inputs, batch_size) -> Flow:
     batches = [flow for _, flow in parts if flow.kind == DATA]
     if axis is not None and batches:
         axis = int(axis) % output.shape.rank
-        found = [_whole_batches(t, flow, axis, batch_size) for t, flow in parts]
-        own = {flow.rows // flow.repeats for flow in batches if flow.rows}
-        if all(found) and len(own) == 1 and (own == {1} or len(batches) == len(parts)):
-            repeats = sum(count for count in found if count)
-            rows = repeats * own.pop()
+        counts = [_whole_batches(t, flow, axis, batch_size) for t, flow in parts]
+        rows_each = {flow.rows // flow.repeats for flow in batches if flow.rows}
+        if (
+            all(counts)
+            and len(rows_each) == 1
+            and (rows_each == {1} or len(batches) == len(parts))
+        ):
+            repeats = sum(count for count in counts if count)
+            rows = repeats * rows_each.pop()
             alike = all(
                 flow.kind == DATA or rows_alike(t, axis - t.shape.rank)
                 for t, flow in parts

@@ -32,7 +32,7 @@ def size_flow(
     """
     if op.type in ("Shape", "Size", "Rank", "ShapeN"):
         return _shape(op, output, inputs)
-    known = [f for f in inputs if f.kind == SIZE]
+    sizes = [f for f in inputs if f.kind == SIZE]
     first = inputs[0]
     if op.type == "Cast" and _rounds(op):
         return Flow(SIZE, power=None)
@@ -42,10 +42,10 @@ def size_flow(
         return _moved(op, output, flow_of)
     if op.type == "Prod" and first.dims is not None and output.shape.rank == 0:
         return _number(None if None in first.dims else sum(first.dims))
-    if op.type == "Maximum" and len(known) == 1 and _is_one_at_most(op, inputs):
+    if op.type == "Maximum" and len(sizes) == 1 and _is_one_at_most(op, inputs):
         # `max(size, 1)` prevents a division by 0. It differs from the size only for an
         # empty batch.
-        return _number(known[0].power)
+        return _number(sizes[0].power)
     made = _of_entries(op, output, inputs)
     if made is not None:
         return _vector(made)
@@ -243,10 +243,10 @@ def _picked(op, tensor, place) -> _Origin | None:
     indices = known_value(op.inputs[1])
     if op.get_attr("batch_dims") or op.inputs[0].shape.rank != 1 or indices is None:
         return None
-    found = np.reshape(indices, [-1])
-    if place >= len(found) or found[place] is None or found[place] < 0:
+    places = np.reshape(indices, [-1])
+    if place >= len(places) or places[place] is None or places[place] < 0:
         return None
-    return op.inputs[0], int(found[place]), 1
+    return op.inputs[0], int(places[place]), 1
 
 
 def _piece(op, tensor, place) -> _Origin | None:
@@ -274,8 +274,8 @@ def _times(op, tensor, place) -> _Origin | None:
     """The origin of a size that is multiplied or divided by a known number."""
     if tensor.shape.rank != 0:
         return None
-    known = [_entry(part) for part in op.inputs]
-    for value, part in zip(known, reversed(op.inputs), strict=True):
+    values = [_entry(part) for part in op.inputs]
+    for value, part in zip(values, reversed(op.inputs), strict=True):
         if value is None or value <= 0 or value != int(value):
             continue
         if part.shape.rank != 0:

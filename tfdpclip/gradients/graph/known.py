@@ -310,16 +310,6 @@ def _counts_rows(size: tf.Tensor, rows: tf.Tensor) -> bool:
     )
 
 
-def is_one_row(shape: tf.Tensor, vector: tf.Tensor) -> bool:
-    """Whether `shape` is `[-1, length of vector]`, or `[1, length of vector]`."""
-    parts = shape.op.inputs if shape.op.type == "Pack" else ()
-    return (
-        len(parts) == 2
-        and static_number(parts[0]) in (-1, 1)
-        and _counts_rows(parts[1], vector)
-    )
-
-
 def pinned_to(op: tf.Operation) -> tf.Tensor | None:
     """The tensor n for an op that computes `min(n, max(n, anything))`; else None."""
     (output,) = op.outputs if op.type == "Minimum" else (None,)

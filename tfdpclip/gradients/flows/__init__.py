@@ -5,7 +5,7 @@ Comes in: the graph of a loss and the tensors that bring data in. Goes out: a `F
 unknown. The rest of the library reads flows from a `Dataflow` (`dataflow.py`).
 
 The flows of single ops are in files by kind: `op_flows` (the table), `contractions`,
-`mixing`, `layouts`, `slices`, `lists`, `sparse`, `repeats`, `sizes`.
+`mixing`, `layouts`, `lists`, `sparse`, `repeats`, `sizes`.
 `graph_flows` follows one graph, `dataflow` its branches, calls and loops as well, and
 `gradient_flows` functions of `tf.custom_gradient`; `inlining` opens calls.
 

@@ -12,29 +12,34 @@ from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, common_layout
 from tfdpclip.gradients.graph.known import CONSTANT_BY_PLACE, rows_alike
 
 
-def _matmul(op, output, inputs, batch_size) -> Flow:
-    a, b = inputs
-    ta, tb = op.get_attr("transpose_a"), op.get_attr("transpose_b")
-    letters_a, letters_b = ("ka" if ta else "ak"), ("bk" if tb else "kb")
-    return _labelled(op, [letters_a, letters_b], "ab", inputs)
+def labels_of(op: tf.Operation) -> tuple[list[str], str] | None:
+    """A letter for each axis of each input, and of the output, of a contraction.
 
+    Axes with the same letter are multiplied entry by entry, and summed if the letter is
+    not in the output.
 
-def _batch_matmul(op, output, inputs, batch_size) -> Flow:
-    ta, tb = op.get_attr("adj_x"), op.get_attr("adj_y")
-    ranks = [t.shape.rank for t in op.inputs]
+    Returns:
+      None if the static ranks do not determine the labels.
+    """
+    if op.type == "Einsum":
+        return _explicit_equation(op)
+    if op.type in ("MatMul", "SparseMatMul"):
+        flips, ranks = ("transpose_a", "transpose_b"), [2, 2]
+    else:
+        flips, ranks = ("adj_x", "adj_y"), [t.shape.rank for t in op.inputs]
     if None in ranks:
-        return Flow(DATA, None)
-    lead = [chr(ord("l") + i) for i in range(max(ranks) - 2)]
+        return None
+    lead = string.ascii_lowercase[11 : 11 + max(ranks) - 2]
     labels = []
-    for rank, flipped, pair in ((ranks[0], ta, "ak"), (ranks[1], tb, "kb")):
-        pair = pair[::-1] if flipped else pair
-        labels.append("".join(lead[len(lead) - (rank - 2) :]) + pair)
-    return _labelled(op, labels, "".join(lead) + "ab", inputs)
+    for rank, flip, pair in zip(ranks, flips, ("ak", "kb"), strict=True):
+        ahead = lead[len(lead) - (rank - 2) :]
+        labels.append(ahead + (pair[::-1] if op.get_attr(flip) else pair))
+    return labels, lead + "ab"
 
 
-def _einsum(op, output, inputs, batch_size) -> Flow:
-    equation = explicit_equation(op)
-    return Flow(DATA, None) if equation is None else _labelled(op, *equation, inputs)
+def _contraction(op, output, inputs, batch_size) -> Flow:
+    labels = labels_of(op)
+    return Flow(DATA, None) if labels is None else _labelled(op, *labels, inputs)
 
 
 def _sparse_matmul(op, output, inputs, batch_size) -> Flow:
@@ -45,7 +50,7 @@ def _sparse_matmul(op, output, inputs, batch_size) -> Flow:
     return _labelled(op, ["", "", "", names], "ab", inputs)
 
 
-def explicit_equation(op: tf.Operation) -> tuple[list[str], str] | None:
+def _explicit_equation(op: tf.Operation) -> tuple[list[str], str] | None:
     """The labels of an `Einsum` for each input and the output, without ellipses.
 
     Returns:
@@ -122,10 +127,8 @@ def _labelled(op, labels, out_labels, inputs) -> Flow:
 
 
 RULES: dict[str, Callable] = {
-    "MatMul": _matmul,
-    "SparseMatMul": _matmul,
+    **dict.fromkeys(
+        "MatMul SparseMatMul BatchMatMulV2 BatchMatMulV3 Einsum".split(), _contraction
+    ),
     "SparseTensorDenseMatMul": _sparse_matmul,
-    "BatchMatMulV2": _batch_matmul,
-    "BatchMatMulV3": _batch_matmul,
-    "Einsum": _einsum,
 }

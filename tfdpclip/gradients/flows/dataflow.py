@@ -13,8 +13,6 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdpclip import _tf_private
-from tfdpclip._docs import see
-from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.gradients.flows.flow import DATA, SIZE, Flow
 from tfdpclip.gradients.flows.graph_flows import GraphFlows
 from tfdpclip.gradients.flows.lists import merge_flows
@@ -83,17 +81,17 @@ class InnerFlows(Dataflow):
 def branch_graphs(op: tf.Operation) -> list[tf.Graph] | None:
     """The graphs of the functions of a branch or a call; None if a graph is unknown."""
     names = _FUNCTIONS[op.type](op)
-    found = []
+    graphs = []
     for name in names:
         function = find_function(op.graph, name)
         graph = getattr(function, "graph", None)
         if graph is None or not _tf_private.is_function_graph(graph):
             return None
-        given = len(op.inputs) - ops.FIRST_ARGUMENT[op.type]
-        if len(graph.inputs) != given or len(graph.outputs) < len(op.outputs):
+        arguments = len(op.inputs) - ops.FIRST_ARGUMENT[op.type]
+        if len(graph.inputs) != arguments or len(graph.outputs) < len(op.outputs):
             return None
-        found.append(graph)
-    return found
+        graphs.append(graph)
+    return graphs
 
 
 _FUNCTIONS = {
@@ -176,7 +174,7 @@ class BodyFlows(InnerFlows):
         """The flows of the loop's outputs."""
         kind = self.condition_kind()
         counted = kind == SIZE and self.batch_size is None
-        found = []
+        flows = []
         for number, flow in enumerate(self._begin[: len(self.op.outputs)]):
             if not self.passes_unchanged(number):
                 if kind > flow.kind:
@@ -186,8 +184,8 @@ class BodyFlows(InnerFlows):
                     flow = dataclasses.replace(flow, axes=None)
                 if counted and flow.kind == DATA:
                     flow = dataclasses.replace(flow, obstacle=_STEPS)
-            found.append(flow)
-        return found
+            flows.append(flow)
+        return flows
 
     def condition_kind(self) -> int:
         """The kind of the loop's condition: PUBLIC, SIZE or DATA."""
@@ -198,21 +196,6 @@ class BodyFlows(InnerFlows):
         for op in ops:
             self._visit(op)
         return max(self[output].kind for output in cond.outputs)
-
-    def refuse_mixing(self, flows: Dataflow) -> None:
-        """Raises an error if a loop output behind the loss combines the examples."""
-        for flow, output in zip(self._begin, self.op.outputs, strict=False):
-            mixed = flow.coupled
-            if mixed is None:
-                continue
-            if any(op in flows for op in output.consumers()):
-                raise ExampleIsolationError(
-                    f"In the loop {self.op.name!r}, {mixed.name!r} (a {mixed.type}) "
-                    "combines the examples of a batch, so each example changes the "
-                    "gradients of all examples. Do not reduce over the batch axis; "
-                    "normalise by example (LayerNormalization), not by batch."
-                    + see("mixed-examples")
-                )
 
     def passes_unchanged(self, number: int) -> bool:
         """Whether the loop variable `number` keeps its value at every step."""

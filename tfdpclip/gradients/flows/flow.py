@@ -48,8 +48,6 @@ class Flow:
       power: the exponent of the batch size in a number of kind SIZE; 0 if the number
         does not depend on the batch size; None if the number is not a power.
       dims: the exponents of the entries of a vector of sizes.
-      entries: the number of consecutive entries of the tensor that belong to each
-        example, if axis 0 does not count examples; None if unknown.
       varying: whether the values of the data determine the tensor's shape.
       entry: the list of a batch's entries that is on axis 0, or None.
       made: whether the tensor is of kind DATA for its shape alone: it was made for the
@@ -67,7 +65,6 @@ class Flow:
     trained: bool = False
     power: int | None = 0
     dims: tuple | None = None
-    entries: int | None = None
     varying: bool = False
     entry: Entries | None = None
     made: bool = False
@@ -102,8 +99,7 @@ class Flow:
     @property
     def unknown(self) -> bool:
         """Whether the tensor holds data, and the place of each example is unknown."""
-        known = (self.entry, self.entries)
-        return self.kind == DATA and self.axes is None and known == (None, None)
+        return self.kind == DATA and self.axes is None and self.entry is None
 
     @property
     def leads(self) -> bool:

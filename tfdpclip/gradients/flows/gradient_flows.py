@@ -12,7 +12,6 @@ function is called once for the gradient of a single example, and must read no d
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
@@ -110,9 +109,7 @@ def gaps_of(
 
 def _of_gradient(flow: Flow) -> Flow:
     """The flow of the gradient at a tensor."""
-    if flow.kind != DATA:
-        return Flow(DATA, None)
-    return dataclasses.replace(flow.on(flow.axes), entries=flow.entries)
+    return flow.on(flow.axes) if flow.kind == DATA else Flow(DATA, None)
 
 
 def _apart(gradient: Flow, tensor: Flow) -> bool:

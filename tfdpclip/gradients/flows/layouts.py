@@ -10,40 +10,26 @@ import tensorflow as tf
 
 from tfdpclip.gradients.flows.flow import DATA, Flow, common_layout
 from tfdpclip.gradients.flows.sizes import length_of
-from tfdpclip.gradients.flows.slices import REVERSED, WHOLE, read_slice
 from tfdpclip.gradients.graph.known import (
     CONSTANT_BY_PLACE,
-    is_one_row,
     known_order,
     known_shape,
     known_value,
     rows_alike,
     static_number,
 )
+from tfdpclip.gradients.graph.slices import SliceAxis, slice_axes
 
 
 def _reshape(op, output, inputs, batch_size) -> Flow:
     """The flow of a `Reshape` for which `regrouped` finds no rows."""
-    flow, source = inputs[0], op.inputs[0]
+    flow = inputs[0]
     if not flow.axes:
         return Flow(DATA, () if flow.kind == DATA and flow.axes == () else None)
     if keeps_shape(op, output):
         return flow
-    if flow.leads and source.shape.rank == 1 and is_one_row(op.inputs[1], source):
-        return dataclasses.replace(
-            flow.on((1,)), entries=None if flow.minor else flow.rows
-        )
-    if not output.shape.rank or flow.minor:
-        return Flow(DATA, None)
-    if flow.leads and output.shape[0] is None:
-        return Flow(DATA, (0,))
-    single = source.shape[0] == 1 or (source.shape[0] is None and flow.entries)
-    if flow.axes != (1,) or not single:
-        return Flow(DATA, None)
-    after = _product(known_shape(output)[1:])
-    if flow.entries is None or not after or flow.entries % after:
-        return Flow(DATA, (0,))
-    return Flow(DATA, (0,), flow.entries // after)
+    counts = flow.leads and not flow.minor and output.shape.rank
+    return Flow(DATA, (0,) if counts and output.shape[0] is None else None)
 
 
 def keeps_shape(op: tf.Operation, output: tf.Tensor) -> bool:
@@ -267,16 +253,35 @@ def _split(op, output, inputs, batch_size) -> Flow:
 
 def _strided_slice(op, output, inputs, batch_size) -> Flow:
     flow = inputs[0]
-    parts = read_slice(op) if flow.kind == DATA else None
-    if parts is None or flow.axes is None:
+    axes = slice_axes(op) if flow.kind == DATA else None
+    if axes is None or flow.axes is None:
         return Flow(DATA, None)
-    found = [parts[axis] for axis in flow.axes]
-    if any(part.what == REVERSED for part in found):
-        return Flow(DATA, None, coupled=op)
-    if any(part.what != WHOLE for part in found):
-        return Flow(DATA, None)
-    axes = tuple(part.axis for part in found)
-    return flow.on(axes)
+    counted = [axis for axis in axes if axis.source in flow.axes]
+    bounds = [known_value(tensor) for tensor in op.inputs[1:]]
+    targets = []
+    for axis in counted:
+        begin, end, step = (
+            None if b is None or axis.entry is None else b[axis.entry] for b in bounds
+        )
+        if axis.target is not None and step is not None and step < 0:
+            return Flow(DATA, None, coupled=op)
+        if axis.target is not None and _is_whole(op, axis, begin, end, step):
+            targets.append(axis.target)
+    return flow.on(tuple(targets)) if len(targets) == len(counted) else Flow(DATA, None)
+
+
+def _is_whole(op: tf.Operation, axis: SliceAxis, begin, end, step) -> bool:
+    """Whether a `StridedSlice` keeps all entries of an axis."""
+    if axis.entry is None:
+        return True
+    begins = op.get_attr("begin_mask") >> axis.entry & 1 or begin == 0
+    ends = op.get_attr("end_mask") >> axis.entry & 1
+    source = op.inputs[0]
+    if end is None:
+        ends |= length_of(op.inputs[2], axis.entry) == (source.ref(), axis.source)
+    elif source.shape[axis.source] is not None:
+        ends |= end >= source.shape[axis.source]
+    return bool(step == 1 and begins and ends)
 
 
 def _slice(op, output, inputs, batch_size) -> Flow:
@@ -324,13 +329,13 @@ def _broadcast(op, output, inputs, batch_size) -> Flow:
     result = flow.on(tuple(axis + shift for axis in flow.axes))
     if op.type == "Tile":
         times = known_value(op.inputs[1])
-        found = [None if times is None else times[axis] for axis in flow.axes]
-        if set(found) <= {1}:
+        counts = [None if times is None else times[axis] for axis in flow.axes]
+        if set(counts) <= {1}:
             return result
-        if len(found) > 1 or not flow.rows or not found[0] or found[0] < 0:
+        if len(counts) > 1 or not flow.rows or not counts[0] or counts[0] < 0:
             return Flow(DATA, result.axes)
         # The whole batch is repeated; the copies of an example are not consecutive.
-        count = int(found[0])
+        count = int(counts[0])
         return Flow(DATA, result.axes, flow.rows * count, flow.repeats * count)
     before, after = op.inputs[0].shape, output.shape
     if any(before[a] is None and after[a + shift] is not None for a in flow.axes):
@@ -345,11 +350,15 @@ def _concat(op, output, inputs, batch_size) -> Flow:
     batches = [flow for _, flow in parts if flow.kind == DATA]
     if axis is not None and batches:
         axis = int(axis) % output.shape.rank
-        found = [_whole_batches(t, flow, axis, batch_size) for t, flow in parts]
-        own = {flow.rows // flow.repeats for flow in batches if flow.rows}
-        if all(found) and len(own) == 1 and (own == {1} or len(batches) == len(parts)):
-            repeats = sum(count for count in found if count)
-            rows = repeats * own.pop()
+        counts = [_whole_batches(t, flow, axis, batch_size) for t, flow in parts]
+        rows_each = {flow.rows // flow.repeats for flow in batches if flow.rows}
+        if (
+            all(counts)
+            and len(rows_each) == 1
+            and (rows_each == {1} or len(batches) == len(parts))
+        ):
+            repeats = sum(count for count in counts if count)
+            rows = repeats * rows_each.pop()
             alike = all(
                 flow.kind == DATA or rows_alike(t, axis - t.shape.rank)
                 for t, flow in parts

@@ -19,8 +19,7 @@ def transfer(op, output, inputs: list[Flow], batch_size) -> Flow:
     rule = RULES[op.type]
     if any(t.shape.rank is None for t in op.inputs):
         return Flow(DATA, None)
-    kept: list[Flow] = []
-    counts: set = set()
+    batches: list[Flow] = []
     for index, flow in enumerate(inputs):
         if flow.kind != DATA:
             continue
@@ -32,19 +31,16 @@ def transfer(op, output, inputs: list[Flow], batch_size) -> Flow:
         if not set(flow.axes) <= stays:
             return Flow(DATA, None)
         if flow.axes:
-            same = op.inputs[index].shape.rank == output.shape.rank
-            entries = flow.entries if same and not combined else None
-            kept.append(flow)
-            counts.add(entries)
-    if not kept:
+            batches.append(flow)
+    if not batches:
         return Flow(DATA, ())
-    layout = common_layout(kept)
-    if layout is None or any(flow.axes != kept[0].axes for flow in kept):
+    layout = common_layout(batches)
+    if layout is None or any(flow.axes != batches[0].axes for flow in batches):
         return Flow(DATA, None)
-    entries = counts.pop() if len(counts) == 1 else None
-    believed = "" if _public_rows_alike(op, inputs, kept[0].axes) else CONSTANT_BY_PLACE
-    result = kept[0].laid_out(layout)
-    return dataclasses.replace(result, entries=entries, obstacle=believed)
+    believed = (
+        "" if _public_rows_alike(op, inputs, batches[0].axes) else CONSTANT_BY_PLACE
+    )
+    return dataclasses.replace(batches[0].laid_out(layout), obstacle=believed)
 
 
 def combines(op, inputs: list[Flow]) -> bool:
@@ -130,9 +126,9 @@ def _windows(op, index, rank):
 def _window(op, spatial) -> list:
     """The length of an op's window along each spatial axis; None if unknown."""
     count = len(spatial)
-    kept = [name for name in ("ksize", "ksizes") if name in op.node_def.attr]
-    if kept:
-        sizes = op.get_attr(kept[0])
+    names = [name for name in ("ksize", "ksizes") if name in op.node_def.attr]
+    if names:
+        sizes = op.get_attr(names[0])
     else:
         sizes = op.inputs[1].shape.as_list()
         return sizes[:count]

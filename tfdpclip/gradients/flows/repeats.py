@@ -7,7 +7,6 @@ and a `Reshape` to `[B, T, d]`; layers repeat relative positions so. The flow of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -55,8 +54,7 @@ def repeated_flow(
         rows = rows_per_example
     else:
         return None
-    entries = rows * math.prod(after[axis + 1 :])
-    return Flow(DATA, (axis,), rows, entries=entries, made=True)
+    return Flow(DATA, (axis,), rows, made=True)
 
 
 def _come_first(copies: tf.Tensor) -> bool:

@@ -32,33 +32,21 @@ def size_flow(
     """
     if op.type in ("Shape", "Size", "Rank", "ShapeN"):
         return _shape(op, output, inputs)
-    known = [f for f in inputs if f.kind == SIZE]
+    sizes = [f for f in inputs if f.kind == SIZE]
     first = inputs[0]
     if op.type == "Cast" and _rounds(op):
         return Flow(SIZE, power=None)
     if op.type in ops.SAME_NUMBERS:
         return _same_numbers(output, first)
-    if op.type == "StridedSlice" and first.dims is not None:
-        return _slice(op, output, first.dims)
-    if op.type == "GatherV2" and first.dims is not None:
-        return _gathered(op, first.dims)
-    if op.type == "Unpack" and first.dims is not None:
-        return _number(first.dims[output.value_index])
-    if op.type in ("Split", "SplitV", "Slice") and output.shape.rank == 1:
-        dims = inputs[1 if op.type == "Split" else 0].dims
-        found = None if dims is None else _ORIGIN_RULES[op.type](op, output, 0)
-        if found is None or output.shape[0] is None:
-            return Flow(SIZE, power=None)
-        return _vector(dims[found[1] : found[1] + output.shape[0]])
-    if op.type == "Pack" and output.shape.rank == 1:
-        return _vector(tuple(f.power for f in inputs))
+    if op.type in _MOVES:
+        return _moved(op, output, flow_of)
     if op.type == "Prod" and first.dims is not None and output.shape.rank == 0:
         return _number(None if None in first.dims else sum(first.dims))
-    if op.type == "Maximum" and len(known) == 1 and _is_one_at_most(op, inputs):
+    if op.type == "Maximum" and len(sizes) == 1 and _is_one_at_most(op, inputs):
         # `max(size, 1)` prevents a division by 0. It differs from the size only for an
         # empty batch.
-        return _number(known[0].power)
-    made = _made_of_vectors(op, output, inputs)
+        return _number(sizes[0].power)
+    made = _of_entries(op, output, inputs)
     if made is not None:
         return _vector(made)
     powers = [f.power if f.dims is None else None for f in inputs]
@@ -209,23 +197,29 @@ def _same(op, tensor, place) -> _Origin | None:
 
 def _sliced(op, tensor, place) -> _Origin | None:
     """The origin of entry `place` of a slice of a vector of sizes."""
-    begin, step = known_value(op.inputs[1]), known_value(op.inputs[3])
     masks = ("ellipsis_mask", "new_axis_mask")
-    if any(map(op.get_attr, masks)) or np.size(begin) != 1 or np.size(step) != 1:
+    if any(map(op.get_attr, masks)) or _entry(op.inputs[3]) != 1:
         return None
-    first, step = np.reshape(begin, ())[()], np.reshape(step, ())[()]
-    first = 0 if op.get_attr("begin_mask") else first
-    if first is None or first < 0 or step != 1:
-        return None
-    return op.inputs[0], int(first) + place, 1
+    begin = 0 if op.get_attr("begin_mask") else _entry(op.inputs[1])
+    return _from(op.inputs[0], begin, place)
 
 
 def _cut(op, tensor, place) -> _Origin | None:
-    begin = known_value(op.inputs[1])
-    if np.size(begin) != 1 or np.reshape(begin, ())[()] is None:
-        return None
-    first = int(np.reshape(begin, ())[()])
-    return (op.inputs[0], first + place, 1) if first >= 0 else None
+    return _from(op.inputs[0], _entry(op.inputs[1]), place)
+
+
+def _entry(tensor: tf.Tensor):
+    """The only entry of a tensor that the graph fixes, or None."""
+    value = known_value(tensor)
+    return np.reshape(value, ())[()] if np.size(value) == 1 else None
+
+
+def _from(vector: tf.Tensor, begin, place: int) -> _Origin | None:
+    """The origin of entry `place` of a part of a vector that starts at `begin`."""
+    length = vector.shape[0] if vector.shape.rank == 1 else None
+    if begin is not None and begin < 0 and length is not None:
+        begin += length
+    return None if begin is None or begin < 0 else (vector, int(begin) + place, 1)
 
 
 def _packed(op, tensor, place) -> _Origin | None:
@@ -249,10 +243,10 @@ def _picked(op, tensor, place) -> _Origin | None:
     indices = known_value(op.inputs[1])
     if op.get_attr("batch_dims") or op.inputs[0].shape.rank != 1 or indices is None:
         return None
-    found = np.reshape(indices, [-1])
-    if place >= len(found) or found[place] is None or found[place] < 0:
+    places = np.reshape(indices, [-1])
+    if place >= len(places) or places[place] is None or places[place] < 0:
         return None
-    return op.inputs[0], int(found[place]), 1
+    return op.inputs[0], int(places[place]), 1
 
 
 def _piece(op, tensor, place) -> _Origin | None:
@@ -280,9 +274,8 @@ def _times(op, tensor, place) -> _Origin | None:
     """The origin of a size that is multiplied or divided by a known number."""
     if tensor.shape.rank != 0:
         return None
-    known = [known_value(part) for part in op.inputs]
-    for number, part in zip(known, reversed(op.inputs), strict=True):
-        value = None if np.size(number) != 1 else np.reshape(number, ())[()]
+    values = [_entry(part) for part in op.inputs]
+    for value, part in zip(values, reversed(op.inputs), strict=True):
         if value is None or value <= 0 or value != int(value):
             continue
         if part.shape.rank != 0:
@@ -308,10 +301,9 @@ def _multiplied(op, tensor, place) -> _Origin | None:
     return op.inputs[0], unknown[0], fractions.Fraction(int(known))
 
 
-#: Rules by op type: from an op's output and a place to the input that the number comes
-#: from, the place in the input, and the factor in between.
-_ORIGIN_RULES: dict[str, Callable] = {
-    **dict.fromkeys(ops.SAME_NUMBERS, _same),
+#: Rules of ops that move numbers: from an op's output and a place to the input that the
+#: number comes from, the place in the input, and the factor in between.
+_MOVES: dict[str, Callable] = {
     "StridedSlice": _sliced,
     "Slice": _cut,
     "Pack": _packed,
@@ -319,37 +311,59 @@ _ORIGIN_RULES: dict[str, Callable] = {
     "GatherV2": _picked,
     "Unpack": _unpacked,
     **dict.fromkeys(("Split", "SplitV"), _piece),
+}
+
+#: The rules of `_MOVES`, and of ops that keep numbers or multiply them.
+_ORIGIN_RULES: dict[str, Callable] = {
+    **_MOVES,
+    **dict.fromkeys(ops.SAME_NUMBERS, _same),
     "Mul": _times,
     "FloorDiv": _times,
     "Prod": _multiplied,
 }
 
 
-def _made_of_vectors(op, output, inputs) -> tuple | None:
-    """The exponents of B in a vector's entries.
+def _moved(op, output, flow_of) -> Flow:
+    """The flow of numbers that an op takes from vectors of sizes, or joins."""
+    count = output.shape.num_elements()
+    if output.shape.rank not in (0, 1) or count is None:
+        return Flow(SIZE, power=None)
+    origins = [_MOVES[op.type](op, output, place) for place in range(count)]
+    flows = [None if origin is None else flow_of(origin[0]) for origin in origins]
+    if flows and all(flow is not None and flow.kind == PUBLIC for flow in flows):
+        return Flow(SIZE, power=None)  # A size chose which of the public numbers.
+    powers = tuple(map(_power_at, origins, flows))
+    return _vector(powers) if output.shape.rank else _number(*powers)
 
-    Entries without a size have 0; entries computed from a size have None, except in a
-    `ConcatV2`, which keeps the exponents.
+
+def _power_at(origin: _Origin | None, flow: Flow | None) -> int | None:
+    """The exponent of B in the number at an origin, in a tensor with the flow."""
+    if origin is None or flow is None:
+        return None
+    tensor, place, _ = origin
+    if flow.kind == PUBLIC:
+        return 0
+    if flow.dims is None:
+        return flow.power if tensor.shape.rank == 0 else None
+    return flow.dims[place] if place < len(flow.dims) else None
+
+
+def _of_entries(op, output, inputs) -> tuple | None:
+    """The exponents of B in the entries of a vector that an op makes entry by entry.
+
+    An entry that is computed from no size has 0, and every further entry None.
     """
-    length = output.shape[0] if output.shape.rank == 1 else None
-    if length is None:
+    count = output.shape[0] if output.shape.rank == 1 else None
+    if count is None or op.type not in ops.ELEMENTWISE:
         return None
 
-    def entries(flow: Flow, count: int) -> tuple:
+    def entries(flow: Flow) -> tuple:
         if flow.kind == PUBLIC:
             return (0,) * count
-        known = flow.dims is not None and len(flow.dims) == count
-        return flow.dims if known and flow.dims is not None else (None,) * count
+        fits = flow.dims is not None and len(flow.dims) == count
+        return flow.dims if fits and flow.dims is not None else (None,) * count
 
-    if op.type == "ConcatV2":
-        lengths = [t.shape[0] if t.shape.rank == 1 else None for t in op.inputs[:-1]]
-        if None in lengths:
-            return None
-        pairs = zip(inputs[:-1], lengths, strict=True)
-        return tuple(power for pair in pairs for power in entries(*pair))
-    if op.type not in ops.ELEMENTWISE:
-        return None
-    columns = zip(*(entries(flow, length) for flow in inputs), strict=True)
+    columns = zip(*map(entries, inputs), strict=True)
     return tuple(0 if set(powers) == {0} else None for powers in columns)
 
 
@@ -407,39 +421,3 @@ def _shape(op, output, inputs) -> Flow:
     axes = (0,) if flow.axes is None else flow.axes
     dims = tuple(int(axis in axes) for axis in range(source.shape.rank))
     return _number(sum(dims)) if op.type == "Size" else _vector(dims)
-
-
-def _known_array(tensor: tf.Tensor) -> np.ndarray | None:
-    """The value of a tensor if the graph fixes all entries; else None."""
-    value = known_value(tensor)
-    told = value is not None and None not in np.reshape(value, -1).tolist()
-    return np.asarray(value) if told else None
-
-
-def _gathered(op, dims) -> Flow:
-    """The flow of lengths gathered from a shape, as in `tf.tensordot`."""
-    places = _known_array(op.inputs[1])
-    if places is None or tf.get_static_value(op.inputs[2]) != 0:
-        return Flow(SIZE, power=None)
-    if places.ndim == 0:
-        return _number(dims[int(places)])
-    if places.ndim > 1 or op.get_attr("batch_dims"):
-        return Flow(SIZE, power=None)
-    return _vector(tuple(dims[int(place)] for place in places))
-
-
-def _slice(op, output, dims) -> Flow:
-    bounds = [_known_array(op.inputs[i]) for i in (1, 2, 3)]
-    if any(bound is None for bound in bounds):
-        return Flow(SIZE, power=None)
-    begin, end, step = (int(bound[0]) for bound in bounds)
-    if op.get_attr("shrink_axis_mask") & 1:
-        return _number(dims[begin])
-    if op.get_attr("ellipsis_mask") or op.get_attr("new_axis_mask"):
-        return Flow(SIZE, power=None)
-    cut = slice(
-        None if op.get_attr("begin_mask") & 1 else begin,
-        None if op.get_attr("end_mask") & 1 else end,
-        step,
-    )
-    return _vector(dims[cut])

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpclip.gradients.graph import ops
+from tfdpclip.gradients.graph.slices import slice_axes
 
 _PAIRS = {
     "Mul": operator.mul,
@@ -220,28 +221,10 @@ def _same_axis(before: tf.TensorShape, after: tf.TensorShape, axis: int) -> int 
     return None
 
 
-def _sliced_axis(op: tf.Operation, axis: int) -> int | None:
+def _sliced_axis(op: tf.Operation, target: int) -> int | None:
     """The input axis that an output axis of a `StridedSlice` is cut from."""
-    rank, count = op.inputs[0].shape.rank, op.inputs[1].shape[0]
-    if rank is None or count is None:
-        return None
-    new, dropped, rest = (
-        op.get_attr(f"{name}_mask") for name in ("new_axis", "shrink_axis", "ellipsis")
-    )
-    listed = sum(not (new | rest) >> place & 1 for place in range(count))
-    sources: list[int | None] = []
-    source = 0
-    for place in range(count):
-        if rest >> place & 1:
-            sources += range(source, source + rank - listed)
-            source += rank - listed
-        elif new >> place & 1:
-            sources.append(None)
-        else:
-            if not dropped >> place & 1:
-                sources.append(source)
-            source += 1
-    return [*sources, *range(source, rank)][axis]
+    axes = slice_axes(op) or ()
+    return next((axis.source for axis in axes if axis.target == target), None)
 
 
 def _draws_alike(op: tf.Operation) -> bool:
@@ -324,16 +307,6 @@ def _counts_rows(size: tf.Tensor, rows: tf.Tensor) -> bool:
     first = begin is not None and any(np.array_equal(begin, p) for p in places)
     return bool(
         first and op.get_attr("shrink_axis_mask") and op.inputs[0].op.inputs[0] is rows
-    )
-
-
-def is_one_row(shape: tf.Tensor, vector: tf.Tensor) -> bool:
-    """Whether `shape` is `[-1, length of vector]`, or `[1, length of vector]`."""
-    parts = shape.op.inputs if shape.op.type == "Pack" else ()
-    return (
-        len(parts) == 2
-        and static_number(parts[0]) in (-1, 1)
-        and _counts_rows(parts[1], vector)
     )
 
 

@@ -11,8 +11,8 @@ from tfdpclip._docs import TracedError, see
 from tfdpclip.gradients.errors import ExampleIsolationError, LossStructureError
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA, SIZE, Flow
-from tfdpclip.gradients.flows.slices import axes_cut
 from tfdpclip.gradients.graph import ops, origins
+from tfdpclip.gradients.graph.slices import axes_cut
 from tfdpclip.gradients.graph.walks import ancestors
 from tfdpclip.gradients.loss import advice
 

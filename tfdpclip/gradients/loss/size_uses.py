@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tfdpclip._object_notes import note_on_new_ops, notes_of_op
 from tfdpclip.gradients.flows.flow import DATA, SIZE, Flow
-from tfdpclip.gradients.flows.slices import axes_cut
 from tfdpclip.gradients.graph import known, ops
+from tfdpclip.gradients.graph.slices import axes_cut
 from tfdpclip.gradients.loss.loss_checks import keeps_order
 
 #: The inputs that are shapes of list elements, or of sparse tensors.

@@ -205,7 +205,7 @@ def _unknown_property(tensor: tf.Tensor, flows: Dataflow) -> str | None:
         return None  # The tensor holds no data; ops that read it are examined too.
     if flow.unknown:
         return "whether the op keeps the examples apart"
-    if flow.axes and flow.rows is None and flow.entries is None and not flow.even:
+    if flow.axes and flow.rows is None and not flow.even:
         return "how many rows of its output belong to an example"
     return None
 

@@ -6,7 +6,6 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfdpclip._docs import see
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.forms.base_form import merge_steps, rows_per_example
 
@@ -51,11 +50,8 @@ def by_example(tensor: tf.Tensor, context: Context, like: tf.Tensor) -> tf.Tenso
         return tf.reshape(split, [context.batch_size, flow.rows, *rest])
     if flow.leads and flow.rows == 1:
         return tensor[:, tf.newaxis]
-    rows = flow.rows if flow.leads and flow.rows else None
-    if rows is None:
-        rows = rows_per_example(tensor, context.batch_size)
-        with tf.control_dependencies(_whole_examples(tensor, rows, context, like)):
-            tensor = tf.identity(tensor)
+    rows = flow.rows if flow.leads else None
+    rows = rows or rows_per_example(tensor, context.batch_size)
     return tf.reshape(tensor, [context.batch_size, rows, *rest])
 
 
@@ -66,35 +62,6 @@ def in_steps(tensor, context: Context, like, width: int, axes: int) -> tf.Tensor
         return merge_steps(tensor, context.batch_size, width, axes, flow.rows)
     tensor = by_example(tensor, context, like)
     return merge_steps(tensor, context.batch_size, width, axes, 1)
-
-
-def _whole_examples(tensor, rows, context, like) -> list[tf.Operation]:
-    """An assertion (which XLA drops) that axis 0 divides into examples."""
-    assertion = tf.debugging.Assert(
-        tf.equal(rows * context.batch_size, tf.shape(tensor)[0]),
-        [
-            f"ExampleIsolationError: the rows of {like.name!r} cannot be told apart by "
-            "example: their number is no multiple of the number of losses. Keep the "
-            "batch on axis 0, and give a loss for each example."
-            + see("mixed-examples"),
-        ],
-    )
-    return [] if assertion is None else [assertion]
-
-
-def batch_first(tensor: tf.Tensor, context: Context) -> bool:
-    """Whether axis 0 counts examples, if known; the first step's comparison tests.
-
-    The entries of a sparse batch are on no axis of examples: the examples of two
-    batches differ in how many of the entries are theirs.
-    """
-    axes = context.flows[tensor].axes
-    if context.flows[tensor].entry is not None:
-        return False
-    if axes is None and context.flows.batch_size and tensor.shape.rank:
-        length = tensor.shape[0]
-        return length is None or length % context.flows.batch_size == 0
-    return axes is None or axes == (0,)
 
 
 def rows_of(context: Context, like: tf.Tensor) -> int | None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import string
 from collections.abc import Callable, Collection
 
 import tensorflow as tf
 
 from tfdpclip._constants import vector
-from tfdpclip.gradients.flows.contractions import explicit_equation
+from tfdpclip.gradients.flows.contractions import labels_of
 from tfdpclip.gradients.forms.outer import Outer
 from tfdpclip.gradients.rules.context import (
-    batch_first,
     by_example,
     in_float,
     in_steps,
@@ -21,31 +19,7 @@ from tfdpclip.gradients.rules.context import (
 )
 
 
-def _matmul(use, dz, shape, context):
-    ta, tb = use.op.get_attr("transpose_a"), use.op.get_attr("transpose_b")
-    labels = ["ka" if ta else "ak", "bk" if tb else "kb"]
-    return _contraction(use, dz, shape, context, labels, "ab")
-
-
-def _batch_matmul(use, dz, shape, context):
-    ranks = [t.shape.rank for t in use.op.inputs]
-    lead = string.ascii_lowercase[10 : 10 + max(ranks) - 2]
-    flips = (use.op.get_attr("adj_x"), use.op.get_attr("adj_y"))
-    labels = []
-    for rank, flip, pair in zip(ranks, flips, ("ac", "cb"), strict=True):
-        own = lead[len(lead) - (rank - 2) :]
-        labels.append(own + (pair[::-1] if flip else pair))
-    return _contraction(use, dz, shape, context, labels, lead + "ab")
-
-
-def _einsum(use, dz, shape, context):
-    equation = explicit_equation(use.op)
-    if equation is None or len(use.op.inputs) != 2:
-        return None
-    return _contraction(use, dz, shape, context, *equation)
-
-
-def _contraction(use, dz, shape, context, labels, out):
+def _contraction(use, dz, shape, context):
     """z[out] = sum x[...] p[...]; the parameter's gradient pairs x with dz.
 
     Every axis has a letter, as in an einsum, and `_Roles` has the role of each letter.
@@ -64,11 +38,11 @@ def _contraction(use, dz, shape, context, labels, out):
       batch, k is K, a is U: dz is transposed to `[B, n]`.
     * An einsum with a batch of matrices, a matrix for each of h heads: "bhd,hdk->bhk".
       h is in all three, a group: x is `[B, h, 1, d]` and dz `[B, h, 1, k]`.
-    * `tf.matmul(x, p)` of x `[B, 1, T, d]` and p `[h, d, n]`, "klac,lcb->klab": l is of
-      size 1 in x, which p broadcasts, so it is `lone`: x becomes `[B, T, d]`, l is of p
+    * `tf.matmul(x, p)` of x `[B, 1, T, d]` and p `[h, d, n]`, "lmak,mkb->lmab": m is of
+      size 1 in x, which p broadcasts, so it is `lone`: x becomes `[B, T, d]`, m is of p
       and of the output, and U is h * n, dz as `[B, T, h * n]`.
     * Relative positions, `tf.matmul(x, p)` of x `[B, h, T, d]` and p `[1, h, d, n]`,
-      "klac,klcb->klab": k is the batch, which p broadcasts, and no axis of p.
+      "lmak,lmkb->lmab": l is the batch, which p broadcasts, and no axis of p.
     * "btd,dn->bn": t is of x alone, so it is `gone`: x is summed over it first.
 
     Args:
@@ -76,9 +50,11 @@ def _contraction(use, dz, shape, context, labels, out):
       dz: the gradient at the output.
       shape: the shape of p.
       context: B and the analysis.
-      labels: the letters of the op's two inputs.
-      out: the letters of the op's output.
     """
+    letters = labels_of(use.op)
+    if letters is None or len(use.op.inputs) != 2:
+        return None
+    labels, out = letters
     source = use.op.inputs[1 - use.index]
     x_labels, p_labels = labels[1 - use.index], labels[use.index]
     if any(len(set(names)) != len(names) for names in (x_labels, p_labels, out)):
@@ -122,9 +98,7 @@ def _contraction(use, dz, shape, context, labels, out):
 
 def _batch_letter(source, letters: str, context) -> str | None:
     """The letter of the axis that counts examples; None unless there is exactly one."""
-    axes = context.flows[source].axes
-    if axes is None:
-        return letters[0] if batch_first(source, context) else None
+    axes = context.flows[source].axes or ()
     return letters[axes[0]] if len(axes) == 1 else None
 
 
@@ -232,8 +206,6 @@ def _arrangement(roles: _Roles, shape: list[int]) -> Callable:
 
 
 #: The rules, by type of op.
-RULES: dict[str, Callable] = {
-    "MatMul": _matmul,
-    **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _batch_matmul),
-    "Einsum": _einsum,
-}
+RULES: dict[str, Callable] = dict.fromkeys(
+    "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum".split(), _contraction
+)

@@ -18,15 +18,14 @@ from tfdpclip.gradients.forms.base_form import Explicit, first_rows, sum_squares
 from tfdpclip.gradients.forms.convolution import Convolution
 from tfdpclip.gradients.forms.geometry import Geometry
 from tfdpclip.gradients.forms.lookup import Lookup, PooledLookup
-from tfdpclip.gradients.graph import op_copies, ops
+from tfdpclip.gradients.graph import op_copies
 from tfdpclip.gradients.rules.context import (
-    batch_first,
     by_example,
     in_float,
     in_steps,
     rows_of,
 )
-from tfdpclip.gradients.rules.row_lookup import pooling_factors, row_lookup
+from tfdpclip.gradients.rules.row_lookup import entries_by_example, pooling_factors
 
 # Elementwise ops with broadcasting.
 
@@ -35,7 +34,7 @@ def _explicit(use, values, shape, context):
     """Sums `values`, `[N, ...]` of the output's shape, over the broadcast axes."""
     flow, rank = context.flows[use.output], use.output.shape.rank
     place = flow.axes[0] if flow.axes and len(flow.axes) == 1 else 0
-    if not (batch_first(use.output, context) or place and not flow.minor):
+    if not (flow.leads or place and not flow.minor):
         return None
     padded = [1] * (rank - len(shape)) + list(shape)
     if len(shape) > rank or (len(shape) == rank and shape[place] != 1):
@@ -80,7 +79,7 @@ def _bias_add(use, dz, shape, context):
     if use.index != 1:
         return None
     if use.op.get_attr("data_format") == b"NCHW":
-        if not batch_first(use.output, context):
+        if not context.flows[use.output].leads:
             return None
         rank = use.output.shape.rank
         dz = tf.transpose(dz, [0, *range(2, rank), 1])
@@ -94,7 +93,7 @@ def _elementwise(use, dz, shape, context):
     that its ordinary gradient is the gradient row by row.
     """
     rank = use.output.shape.rank
-    if not batch_first(use.output, context):
+    if not context.flows[use.output].leads:
         return None
     if len(shape) > rank or (len(shape) == rank and shape[0] != 1):
         return None
@@ -150,7 +149,7 @@ def _fused_batch_norm(use, dz, shape, context):
         )
     x, mean, variance = (in_float(op.inputs[i]) for i in (0, 3, 4))
     if op.get_attr("data_format") in (b"NCHW", b"NCDHW"):
-        if not batch_first(use.output, context):
+        if not context.flows[use.output].leads:
             return None
         perm = [0, *range(2, x.shape.rank), 1]
         x, dz = tf.transpose(x, perm), tf.transpose(dz, perm)
@@ -170,9 +169,7 @@ def _gather(use, dz, shape, context):
         if axis is None or int(axis) != 0:
             return None
     ids = use.op.inputs[1]
-    if context.flows[ids].entry is not None:
-        return None  # The ids are entries of any examples.
-    if ids.shape.rank in (None, 0) or not batch_first(ids, context):
+    if not context.flows[ids].leads:
         return None
     width = math.prod(shape[1:])
     flat = tf.squeeze(in_steps(ids, context, ids, 1, 0), axis=-1)
@@ -210,15 +207,14 @@ def _shared_row(dz: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
     return row if count is None else row / count
 
 
-def _row_lookup(use, dz, shape, context):
-    """Rows summed by example, by lists of ids: a sparse batch."""
-    found = row_lookup(use.op)
+def _sparse_product(use, dz, shape, context):
+    """Rows of a table, with the entries of a sparse batch as factors, by example."""
     flow = context.flows[use.output]
-    if found is None or not flow.leads or flow.rows != 1 or not use.path.isometric:
+    right = use.index == 3 and not use.op.get_attr("adjoint_b")
+    if not right or not flow.leads or flow.rows != 1 or not use.path.isometric:
         return None
-    ids, factors = found.padded(context.batch_size)
-    row = tf.reshape(dz, [context.batch_size, math.prod(shape[1:])])
-    return PooledLookup(ids, tf.cast(factors, dz.dtype), row, shape, None)
+    ids, factors = entries_by_example(use.op, context.batch_size)
+    return PooledLookup(ids, tf.cast(factors, dz.dtype), dz, shape, None)
 
 
 # Convolutions.
@@ -278,7 +274,6 @@ _ELEMENTWISE = """RealDiv Div DivNoNan Maximum Minimum Pow SquaredDifference Sel
     Atan2 Xlogy Xlog1py Xdivy FloorMod"""
 _CONVOLUTIONS = """Conv2D Conv3D DepthwiseConv2dNative Conv2DBackpropInput
     Conv3DBackpropInputV2"""
-_BY_ROWS = (*ops.SEGMENT_LOOKUPS, "SegmentSum", "SparseTensorDenseMatMul")
 #: The rules, by type of op.
 RULES: dict[str, Callable] = {
     **dict.fromkeys(("Add", "AddV2"), _add),
@@ -289,6 +284,6 @@ RULES: dict[str, Callable] = {
     **dict.fromkeys(("BroadcastTo", "Tile"), _tile),
     "FusedBatchNormV3": _fused_batch_norm,
     **dict.fromkeys(("ResourceGather", "GatherV2"), _gather),
-    **dict.fromkeys(_BY_ROWS, _row_lookup),
+    "SparseTensorDenseMatMul": _sparse_product,
     **dict.fromkeys(_CONVOLUTIONS.split(), _convolution),
 }

@@ -22,7 +22,6 @@ from tfdpclip.gradients.forms.base_form import Explicit, Form, first_rows, sum_s
 from tfdpclip.gradients.rules import contraction_rules, op_rules
 from tfdpclip.gradients.rules.context import (
     Context,
-    batch_first,
     by_example,
     in_float,
 )
@@ -123,7 +122,7 @@ def op_rule(*kinds: str) -> Callable[[Callable], Callable]:
 
     def register(rule: Callable) -> Callable:
         def row_by_row(use, dz, shape, context):
-            if not batch_first(use.output, context) or not use.output.shape.rank:
+            if not context.flows[use.output].leads:
                 return None
             try:
                 rows = rule(OpUse(use.op, use.index, dz, tuple(shape)))

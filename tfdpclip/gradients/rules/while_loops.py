@@ -47,9 +47,6 @@ def expand(
     Returns:
       The uses, and for the op of each new use the tensor in the place of its output:
       the op's rule needs the gradient of the loss at that tensor.
-
-    Raises:
-      ExampleIsolationError: if the body of a loop combines the examples of a batch.
     """
     loops: dict[tf.Operation, _Loop | None] = {}
     for use in (use for found in uses for use in found):
@@ -144,7 +141,6 @@ class _Loop:
         inner = BodyFlows.analyse(op, flows)
         if inner is None or inner.condition_kind() == DATA:
             return None  # The number of steps would depend on the examples.
-        inner.refuse_mixing(flows)
         loop = cls(op, flows, inner)
         # The lists of XLA always have the length of the largest number of steps.
         return None if has_form_of_xla() and loop._steps is None else loop
@@ -198,9 +194,9 @@ class _Loop:
         return True
 
     def _by_rows(self, tensor: tf.Tensor) -> bool:
-        """Whether axis 0 counts examples, as the first step's comparison tests."""
+        """Whether axis 0 counts examples, with an example's rows next to each other."""
         flow = self._inner[tensor]
-        return bool(tensor.shape.rank) and not flow.minor and flow.axes in (None, (0,))
+        return flow.leads and not flow.minor
 
     def record(self, ops: list[tf.Operation]) -> None:
         """Records the inputs of ops of the body, and the gradients at their outputs."""

@@ -203,8 +203,14 @@ CASES = {
         lambda x, v: RAW.FloorMod(x=x, y=read(v)),
     ),
 }
-# Its product needs a sparse batch: sparse_test.py compares it.
-SPARSE = {"SparseTensorDenseMatMul"}
+# Sums of looked up rows need sparse batches: sparse_test.py compares each of them.
+SPARSE = {
+    "SegmentSum",
+    "SparseSegmentSum",
+    "SparseSegmentMean",
+    "SparseSegmentSqrtN",
+    "SparseTensorDenseMatMul",
+}
 
 
 def _rows(x):

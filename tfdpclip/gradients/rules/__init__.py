@@ -3,11 +3,11 @@
 Comes in: variables, losses `[B]` and flows. Goes out: a `Form` for each use of a
 variable, joined to a single gradient of the variable.
 
-`uses` finds the ops where a variable first meets the batch (`while_loops` with
-`step_lists`: inside loops). `rule_table` maps an op type to its rule; the rules are in
-`op_rules` (`row_lookup`: rows of tables) and `contraction_rules`, and take their rows
-by `context`. `combine` joins the uses of a variable (`tied`: a table that is looked up
-and multiplied by).
+`uses` finds the ops where a variable first meets the batch (`row_lookup`: sparse
+tables; `while_loops` with `step_lists`: inside loops). `rule_table` maps an op type to
+its rule; the rules are in `op_rules` and `contraction_rules`, and take their rows by
+`context`. `combine` joins the uses of a variable (`tied`: a table that is looked up and
+multiplied by).
 
 Invariant: a rule returns None where it does not fit, and the Jacobian of
 `proof/fallback.py` takes the variable; no rule guesses.

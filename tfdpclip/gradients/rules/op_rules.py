@@ -18,14 +18,14 @@ from tfdpclip.gradients.forms.base_form import Explicit, first_rows, sum_squares
 from tfdpclip.gradients.forms.convolution import Convolution
 from tfdpclip.gradients.forms.geometry import Geometry
 from tfdpclip.gradients.forms.lookup import Lookup, PooledLookup
-from tfdpclip.gradients.graph import op_copies
+from tfdpclip.gradients.graph import op_copies, ops
 from tfdpclip.gradients.rules.context import (
     by_example,
     in_float,
     in_steps,
     rows_of,
 )
-from tfdpclip.gradients.rules.row_lookup import entries_by_example, pooling_factors
+from tfdpclip.gradients.rules.row_lookup import pooling_factors, row_lookup
 
 # Elementwise ops with broadcasting.
 
@@ -207,14 +207,15 @@ def _shared_row(dz: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
     return row if count is None else row / count
 
 
-def _sparse_product(use, dz, shape, context):
-    """Rows of a table, with the entries of a sparse batch as factors, by example."""
+def _row_lookup(use, dz, shape, context):
+    """Rows summed by example, by lists of ids: a sparse batch."""
+    found = row_lookup(use.op)
     flow = context.flows[use.output]
-    right = use.index == 3 and not use.op.get_attr("adjoint_b")
-    if not right or not flow.leads or flow.rows != 1 or not use.path.isometric:
+    if found is None or not flow.leads or flow.rows != 1 or not use.path.isometric:
         return None
-    ids, factors = entries_by_example(use.op, context.batch_size)
-    return PooledLookup(ids, tf.cast(factors, dz.dtype), dz, shape, None)
+    ids, factors = found.padded(context.batch_size)
+    row = tf.reshape(dz, [context.batch_size, math.prod(shape[1:])])
+    return PooledLookup(ids, tf.cast(factors, dz.dtype), row, shape, None)
 
 
 # Convolutions.
@@ -274,6 +275,7 @@ _ELEMENTWISE = """RealDiv Div DivNoNan Maximum Minimum Pow SquaredDifference Sel
     Atan2 Xlogy Xlog1py Xdivy FloorMod"""
 _CONVOLUTIONS = """Conv2D Conv3D DepthwiseConv2dNative Conv2DBackpropInput
     Conv3DBackpropInputV2"""
+_BY_ROWS = (*ops.SEGMENT_LOOKUPS, "SegmentSum", "SparseTensorDenseMatMul")
 #: The rules, by type of op.
 RULES: dict[str, Callable] = {
     **dict.fromkeys(("Add", "AddV2"), _add),
@@ -284,6 +286,6 @@ RULES: dict[str, Callable] = {
     **dict.fromkeys(("BroadcastTo", "Tile"), _tile),
     "FusedBatchNormV3": _fused_batch_norm,
     **dict.fromkeys(("ResourceGather", "GatherV2"), _gather),
-    "SparseTensorDenseMatMul": _sparse_product,
+    **dict.fromkeys(_BY_ROWS, _row_lookup),
     **dict.fromkeys(_CONVOLUTIONS.split(), _convolution),
 }

@@ -1,34 +1,70 @@
-"""Rows of a table that are looked up, and summed by example."""
+"""Rows of a table that the entries of a sparse batch look up, summed by example."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import tensorflow as tf
 
+from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.calls import gradient_function
+from tfdpclip.gradients.graph.walks import before_identities
 
 
-def entries_by_example(
-    product: tf.Operation, batch_size: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """The columns and values of each row of a sparse batch, `[B, T]` both.
+@dataclasses.dataclass(frozen=True)
+class RowLookup:
+    """A table's rows, looked up by the entries of a sparse batch and summed by example.
 
-    Args:
-      product: a `SparseTensorDenseMatMul` of the batch with a table.
-      batch_size: B.
+    Attributes:
+      rows: the example of each entry, `[N]`, in order.
+      ids: the row of the table, `[N]`.
+      factors: the factor of each row, `[N]`; None for 1.
+      combiner: "sum", "mean" or "sqrtn".
     """
-    rows, columns = tf.unstack(product.inputs[0], num=2, axis=1)
-    order = tf.argsort(rows, stable=True)
 
-    def by_example(entries):
-        ragged = tf.RaggedTensor.from_value_rowids(
-            tf.gather(entries, order),
-            tf.gather(rows, order),
-            nrows=tf.cast(batch_size, tf.int64),
-            validate=False,
-        )
-        return ragged.to_tensor()
+    rows: tf.Tensor
+    ids: tf.Tensor
+    factors: tf.Tensor | None
+    combiner: str
 
-    return by_example(columns), by_example(product.inputs[1])
+    def padded(self, batch_size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The ids and factors of each example, `[B, T]` both."""
+        rows = tf.cast(self.rows, tf.int64)
+        order = tf.argsort(rows, stable=True)
+        rows = tf.gather(rows, order)
+        factors = self.factors
+        if factors is None:
+            factors = tf.ones_like(rows, tf.float32)
+        factors = tf.gather(tf.reshape(factors, [-1]), order)
+
+        def by_example(entries):
+            ragged = tf.RaggedTensor.from_value_rowids(
+                entries, rows, nrows=tf.cast(batch_size, tf.int64), validate=False
+            )
+            return ragged.to_tensor()
+
+        factors = by_example(factors)
+        counts = tf.math.bincount(tf.cast(rows, tf.int32), minlength=batch_size)
+        counts = tf.cast(tf.maximum(counts[:batch_size], 1), factors.dtype)[:, None]
+        if self.combiner != "sum":
+            factors /= counts if self.combiner == "mean" else tf.sqrt(counts)
+        return by_example(tf.gather(self.ids, order)), factors
+
+
+def sum_after(op: tf.Operation, flows) -> tf.Operation | None:
+    """The sum by example, if it is the only use of a lookup in a sparse batch."""
+    entry = flows[op.outputs[0]].entry
+    if op.type not in ops.LOOKUPS or entry is None:
+        return None
+    while True:
+        users = [user for user in op.outputs[0].consumers() if user in flows]
+        if len(users) != 1:
+            return None
+        (op,) = users
+        if op.type in ops.SEGMENT_LOOKUPS or op.type == "SegmentSum":
+            return op if row_lookup(op) is not None else None
+        if op.type not in ("Identity", "Mul", "GatherV2"):
+            return None
 
 
 def pooling_factors(rows: tf.Tensor, flows) -> tuple[tf.Tensor, bool] | None:
@@ -81,3 +117,39 @@ def _scales_rows(factors: tf.Tensor, rows: tf.Tensor) -> bool:
         return False
     places = rows.shape[1:-1]
     return places.is_fully_defined() and factors.shape[1:-1] == places
+
+
+def row_lookup(op: tf.Operation) -> RowLookup | None:
+    """The rows of a table that an op sums by example, or None."""
+    if op.type == "SparseTensorDenseMatMul":
+        if op.get_attr("adjoint_b"):
+            return None
+        rows, ids = tf.unstack(op.inputs[0], num=2, axis=1)
+        return RowLookup(rows, ids, op.inputs[1], "sum")
+    if op.type in ops.SEGMENT_LOOKUPS:
+        lookup = before_identities(op.inputs[0]).op
+        if lookup.type not in ops.LOOKUPS:
+            return None
+        ids = tf.gather(lookup.inputs[1], op.inputs[1])
+        combiner = op.type.removeprefix("SparseSegment").lower()
+        return RowLookup(op.inputs[2], ids, None, combiner)
+    if op.type != "SegmentSum":
+        return None
+    found, factors = before_identities(op.inputs[0]), None
+    if found.op.type == "Mul":
+        found, factors = found.op.inputs
+        found = before_identities(found)
+        if factors.shape.rank != found.shape.rank or factors.shape[1:] != [1]:
+            return None
+    ids = None
+    if (
+        found.op.type == "GatherV2"
+        and before_identities(found.op.inputs[0]).op.type in ops.LOOKUPS
+    ):
+        ids = found.op.inputs[1]
+        found = before_identities(found.op.inputs[0])
+    if found.op.type not in ops.LOOKUPS:
+        return None
+    looked_up = found.op.inputs[1]
+    ids = looked_up if ids is None else tf.gather(looked_up, ids)
+    return RowLookup(op.inputs[1], ids, factors, "sum")

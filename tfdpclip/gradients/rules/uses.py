@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdpclip.gradients.flows.dataflow import Dataflow
 from tfdpclip.gradients.flows.flow import DATA
 from tfdpclip.gradients.graph import ops
+from tfdpclip.gradients.rules.row_lookup import sum_after
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +86,9 @@ def follow(paths: dict, shape, flows: Dataflow) -> list[Use]:
             if any(flows[t].trained for t in op.outputs):
                 for index in indices:
                     param = op.inputs[index]
+                    met = sum_after(op, flows) or op
                     path = paths[param.ref()]
-                    uses.append(Use(op, index, param, path, tuple(shape)))
+                    uses.append(Use(met, index, param, path, tuple(shape)))
             continue
         path = paths[op.inputs[indices[0]].ref()]
         others = sum(flows[t].trained for t in op.inputs) - 1

@@ -118,12 +118,10 @@ def watched_variables(graph: Any) -> Sequence[tf.Variable]:
     return getattr(graph, "_watched_variables", ())
 
 
-def run_as_it_is(call: tf.Operation) -> None:
-    """Has a call's function run without TensorFlow's graph rewriting."""
-    config = tf.compat.v1.ConfigProto()
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
-    value = attr_value_pb2.AttrValue(s=config.SerializeToString())
-    call._set_attr("config_proto", value)
+def keep_branches(condition: tf.Operation) -> None:
+    """Has the op of a `tf.cond` call its branches, which TensorFlow would inline."""
+    value = attr_value_pb2.AttrValue(b=False)
+    condition._set_attr("_lower_using_switch_merge", value)
 
 
 @contextlib.contextmanager

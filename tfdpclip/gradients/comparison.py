@@ -78,7 +78,7 @@ class Comparison:
         # which depends on the order of a sum.
         gradient = self.gradient
         if not in_xla():
-            gradient = op_copies.call_uninlined(gradient, optimised=True)
+            gradient = op_copies.call_uninlined(gradient)
         many = gradient(seeds[0])
         with tf.control_dependencies([many]):
             return [*seeds, many, gradient(seeds[1])]

@@ -546,9 +546,9 @@ class PerExampleGradients(RecordGradients):
             return tf.constant(True)
         check = Comparison(self, groups)
         compiled = in_xla()
-        called = (lambda branch: branch) if compiled else op_copies.call_uninlined
+        cond = tf.cond if compiled else op_copies.cond_uninlined
         due = self.status.due(self.parts.batch_size)
-        ordinary = tf.cond(due, check.ordinary, check.empty_results)
+        ordinary = cond(due, check.ordinary, check.empty_results)
         if not compiled:
             self._gate = due = tf.identity(due)
             seed, passes = self._found.seed, [part.op for part in ordinary]
@@ -568,7 +568,7 @@ class PerExampleGradients(RecordGradients):
             with tf.control_dependencies([assertion]):
                 return tf.identity(passed)
 
-        return tf.cond(due, called(compare), self.status.passed_before)
+        return cond(due, compare, self.status.passed_before)
 
 
 def refuse_repeated(name: str, variables: Sequence[tf.Variable]) -> None:

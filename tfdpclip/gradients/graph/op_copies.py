@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._constants import once
 from tfdpclip.gradients.graph import ops, origins
+from tfdpclip.gradients.graph.walks import before_identities
 
 # The attribute that `tf.custom_gradient` puts on its ops.
 _OWN_GRADIENT = "_gradient_op_type"
@@ -181,33 +182,33 @@ def _here(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
     return once(("copy", tensor.ref()), make)
 
 
-def call_uninlined(
-    function: Callable[..., Any], optimised: bool = False
-) -> Callable[..., Any]:
-    """Wraps a function as a call that TensorFlow does not inline.
+def call_uninlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function as a call that TensorFlow rewrites and does not inline.
 
-    The wrapped function is for a branch of `tf.cond`. TensorFlow inlines the ops of
-    both branches into the graph around, and every step then visits the ops of the
-    branch that is not taken; for a small model, a step without a check would take four
-    times as long.
-
-    Args:
-      function: the function.
-      optimised: whether TensorFlow rewrites the ops of the function, which takes longer
-        than running a few checks. Rewriting reorders sums: where terms cancel, only a
-        rewritten function gives the numbers of the rewritten graph around.
+    Rewriting reorders sums: where terms cancel, only a rewritten function gives the
+    numbers of the rewritten graph around.
     """
-    made = tf.function(
-        function, autograph=False, experimental_attributes={"_noinline": True}
-    )
+    attributes = {"_noinline": True}
+    return tf.function(function, autograph=False, experimental_attributes=attributes)
 
-    def call(*arguments):
-        result = made(*arguments)
-        if not optimised:
-            _tf_private.run_as_it_is(tf.nest.flatten(result)[0].op)
-        return result
 
-    return call
+def cond_uninlined(
+    condition: tf.Tensor, branch: Callable[[], Any], other: Callable[[], Any]
+) -> Any:
+    """`tf.cond`, for a branch that is rarely taken.
+
+    TensorFlow inlines both branches into the graph around, and every step then visits
+    the ops of the branch that is not taken: a small model would take four times as
+    long. On a single device the op of the condition calls its branches instead. Such a
+    call runs on the op's device alone; with several devices, the branch is a function
+    that is not inlined.
+    """
+    if len(tf.config.list_logical_devices()) > 1:
+        return tf.cond(condition, call_uninlined(branch), other)
+    results = tf.cond(condition, branch, other)
+    result = before_identities(tf.nest.flatten(results)[0])
+    _tf_private.keep_branches(result.op)
+    return results
 
 
 @contextlib.contextmanager

@@ -351,7 +351,6 @@ NO_LINES = {
         "epsilon(delta, rounds)",
         "dpc.federated.InnerSum(factory)",
         "dpc.federated.InnerSum(factory, inflation=1.0)",
-        "value(..., model_aggregator=aggregator)",
         "RoundBudget(..., continued=memory.steps)",
     ],
     "results and queries: tests/tuning and tests/tensorflow_privacy_test.py": [

@@ -51,12 +51,13 @@ class Comparison:
         columns = list(assignment or [0] * len(engine.variables))
         # The variables that are clipped together, `[L, V]`.
         self._members = np.eye(max(columns) + 1, dtype=np.float32)[columns].T
-        coarse = not engine.proof.proven or any(
+        coarse = any(
             t.dtype.is_floating and t.dtype.size < 4
             for op in engine.flows.ops
             for t in op.outputs
         )
-        self.tolerance = certificate.COARSE if coarse else certificate.FINE
+        exact = certificate.FINE if engine.proof.proven else certificate.ALONE
+        self.tolerance = certificate.COARSE if coarse else exact
         self._sizes = [v.shape.num_elements() for v in engine.variables]
 
     @property

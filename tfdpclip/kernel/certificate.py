@@ -63,6 +63,8 @@ class Tolerance(NamedTuple):
 
 
 FINE = Tolerance(1e-3, 1e-2, 1e-4, 1e-5, math.inf)
+#: For gradients made one example at a time, whose kernels may differ from the batch's.
+ALONE = Tolerance(0.1, 0.1, 1e-4, 1e-5, math.inf)
 #: For types below float32, in which an ordinary pass loses the sum of more examples.
 COARSE = Tolerance(0.1, 0.1, 1e-2, 1e-2, 8)
 

@@ -185,6 +185,11 @@ def normals(
       `[count + standard]`. Entries 2 k and 2 k + 1 are a pair.
     """
     draw = (count // 2, standard // 2, secrets_of(state), stddev)
-    # XLA does not reinterpret complex numbers.
-    made = _packed(*_pairs(*draw)) if in_xla() else _compiled_pairs(*draw)
+    if in_xla():
+        # XLA does not reinterpret complex numbers. It would run the generator again for
+        # each reader of a part; a concatenation is computed once.
+        unread = tf.zeros([1, _ROW], tf.float64)
+        made = tf.concat([_packed(*_pairs(*draw)), unread], axis=0)
+    else:
+        made = _compiled_pairs(*draw)
     return tf.reshape(tf.bitcast(made, tf.float32), [-1])[: count + standard]

@@ -21,7 +21,7 @@ from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.watching import constant_state, private_state
 from tfdpclip.keras.watching.compiled_steps import CompiledSteps
 from tfdpclip.keras.watching.executions import runs_eagerly
-from tfdpclip.keras.watching.given_data import FollowedStep, followed_step
+from tfdpclip.keras.watching.followed_step import FollowedStep, followed_step
 from tfdpclip.keras.watching.step_history import ForeignHistory, StepHistory
 from tfdpclip.keras.watching.step_labels import StepLabels
 from tfdpclip.keras.watching.step_search import (

@@ -124,11 +124,10 @@ def _gaps(
     used = _used(flows.outputs if outputs is None else outputs, cut)
     for op in flows.ops:
         outputs = [t for t in op.outputs if t.ref() in used]
-        output_flows = [flows[t] for t in outputs]
         reason = next((r for t in outputs if (r := _unknown_property(t, flows))), None)
         if reason is not None:
             yield op, reason
-        elif any(flow.trained for flow in output_flows):
+        elif any(flows[t].trained for t in outputs):
             yield from _gaps_backward(op, flows)
         numbers = {t.value_index for t in outputs}
         for inner in flows.inner.get(op, ()):

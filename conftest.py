@@ -68,7 +68,8 @@ def _rules_are_as_before():
     if notes is not None:
         # Drops elements that an earlier test drew and that are still referenced, and
         # the noise of aggregators that an earlier test made.
-        notes.NOTES.forget_elements()
+        notes.NOTES._taken.clear()
+        notes.NOTES._dealt.clear()
         notes.NOTES.round_noises.clear()
     for table, rules in zip(tables, before, strict=True):
         table.clear()

@@ -145,7 +145,7 @@ def test_an_inflated_sum_gets_more_noise_and_its_counts_do_not():
     release = two.release(state, sums, tf.zeros([3]), Given())
     first = 2.5 * one.noise_stddevs(state)[0] / RECORDS
     np.testing.assert_allclose(release.means[0], [first, first], rtol=1e-6)
-    # A count of 0 and noise of one stddev.
+    # A count of 0 and noise of a stddev.
     np.testing.assert_allclose(release.fractions, np.full(3, 0.5 + 1 / 20), rtol=1e-6)
 
 
@@ -172,8 +172,8 @@ def test_a_step_is_clip_sum_noise_divide_adapt():
         noised = wanted + e[:2] * z_g * clip
         np.testing.assert_allclose(release.means[0], noised / RECORDS, rtol=1e-5)
         assert release.stddevs.numpy() == pytest.approx([z_g * clip], rel=1e-5)
-        # One record is above the clip norm, one within it but where C < 0.3, and
-        # padding counts as neither.
+        # The first record is above the clip norm, the second above only where
+        # C < 0.3, and padding counts nowhere.
         count = -0.5 + (0.5 if clip >= 0.3 else -0.5)
         fraction = (count + 2.0 * 3.0) / RECORDS + 0.5
         assert release.fractions.numpy() == pytest.approx([fraction], rel=1e-5)
@@ -188,10 +188,10 @@ def test_the_noise_is_scaled_by_the_clip_that_was_applied(rule):
     found, state = made(rule)
     source = Given()
     sums = [tf.zeros([2])] * len(NAMES)
-    # All within: where a clip adapts, it shrinks.
+    # All within: an adaptive clip shrinks.
     counts = tf.fill([len(found.count_stddevs)], RECORDS / 2.0)
     of = found.rule.assignment or (0,) * len(NAMES)
-    # A normalised record has norm 1 whatever the clip.
+    # A normalised record has norm 1 with any clip.
     moves = "Decay" in str(rule) or (counts.shape[0] and "normalize" not in str(rule))
     for step in range(3):
         release = found.release(state, sums, counts, source, step)
@@ -354,7 +354,7 @@ def test_a_step_of_a_schedule_that_cannot_be_private_releases_nothing(value):
     counts = tf.constant([40.0])
     release = found.release(state, [tf.ones([2])], counts, GaussianNoise(), 1)
     assert np.isnan(release.means[0]).all()
-    # The count alone would exceed the budget z: the clip must not follow it.
+    # The count alone would exceed the budget z: the clip must not move.
     assert np.isnan(release.fractions).all()
     assert float(release.next_state) == float(state)
     first = found.release(state, [tf.ones([2])], counts, GaussianNoise(), 0)

@@ -262,12 +262,6 @@ class Notes:
         with self._lock:
             self._dealt.append(dealt)
 
-    def forget_elements(self) -> None:
-        """Forgets all elements that eager code took."""
-        with self._lock:
-            self._taken.clear()
-            self._dealt.clear()
-
     def candidate_elements(self) -> list[Any]:
         """The elements that the next step may use, used or not.
 

@@ -86,10 +86,12 @@ def test_computations_without_clients_do_not_count(process):
 
 
 def test_a_run_outside_of_the_block_is_as_before(process):
-    run(process, 40)
-    with budget().round():
-        pass
-    run(process, 40)
+    counted = budget()
+    for _ in range(2):
+        assert run(process, 40).result.shape == (2,)
+        with counted.round():
+            pass
+    assert counted.rounds == 2
 
 
 def test_a_run_that_failed_may_be_called_again(process):

@@ -244,47 +244,23 @@ def test_a_factory_of_the_callers_own_is_its_own_affair():
     assert create(AGGREGATORS.MeanFactory()).is_weighted
 
 
-ALGORITHMS = tff.learning.algorithms
 OF_THE_OTHER_KIND = {
-    "weighted averages": (
-        lambda: ALGORITHMS.build_weighted_fed_avg(
-            model_fn, SGD, model_aggregator=plain()
-        ),
-        "Without",
-    ),
-    "weighted FedProx": (
-        lambda: ALGORITHMS.build_weighted_fed_prox(
-            model_fn, 0.1, SGD, model_aggregator=plain()
-        ),
-        "Without",
-    ),
-    "a schedule of weighted averages": (
-        lambda: ALGORITHMS.build_weighted_fed_avg_with_optimizer_schedule(
-            model_fn, lambda rate: SGD, lambda rate: SGD, model_aggregator=plain()
-        ),
-        "Without",
-    ),
-    "averages": (
-        lambda: ALGORITHMS.build_unweighted_fed_avg(
-            model_fn, SGD, model_aggregator=weighted()
-        ),
-        "With",
-    ),
-    "FedProx": (
-        lambda: ALGORITHMS.build_unweighted_fed_prox(
-            model_fn, 0.1, SGD, model_aggregator=weighted()
-        ),
-        "With",
-    ),
+    "weighted_fed_avg": (SGD,),
+    "weighted_fed_prox": (0.1, SGD),
+    "weighted_fed_avg_with_optimizer_schedule": (lambda rate: SGD, lambda rate: SGD),
+    "unweighted_fed_avg": (SGD,),
+    "unweighted_fed_prox": (0.1, SGD),
 }
 
 
 @pytest.mark.parametrize("name", OF_THE_OTHER_KIND)
 def test_an_error_of_tff_names_weight_cap(name):
     """TensorFlow Federated refuses the kind, and shows the name of the class."""
-    build, kind = OF_THE_OTHER_KIND[name]
+    build = getattr(tff.learning.algorithms, f"build_{name}")
+    of_weights = name.startswith("weighted")
+    ours, kind = (plain(), "Without") if of_weights else (weighted(), "With")
     with pytest.raises(TypeError, match=f"found .*ClippedMean{kind}WeightCap"):
-        build()
+        build(model_fn, *OF_THE_OTHER_KIND[name], model_aggregator=ours)
 
 
 def test_federated_sgd_needs_weight_cap():
@@ -301,13 +277,16 @@ def test_a_second_release_in_a_round_is_refused():
 
 @pytest.mark.slow
 def test_learning_processes_take_what_fits_them():
-    algorithms = tff.learning.algorithms
-    algorithms.build_unweighted_fed_avg(model_fn, SGD, model_aggregator=plain())
-    algorithms.build_weighted_fed_avg(model_fn, SGD, model_aggregator=weighted())
-    algorithms.build_weighted_fed_prox(model_fn, 0.1, SGD, model_aggregator=weighted())
-    algorithms.build_fed_sgd(model_fn, model_aggregator=weighted())
-    algorithms.build_fed_kmeans(3, (2,), sum_aggregator=plain())
+    make = tff.learning.algorithms
     rotated = AGGREGATORS.concat_factory(
         AGGREGATORS.HadamardTransformFactory(plain(secure=True))
     )
-    algorithms.build_unweighted_fed_avg(model_fn, SGD, model_aggregator=rotated)
+    for process in (
+        make.build_unweighted_fed_avg(model_fn, SGD, model_aggregator=plain()),
+        make.build_weighted_fed_avg(model_fn, SGD, model_aggregator=weighted()),
+        make.build_weighted_fed_prox(model_fn, 0.1, SGD, model_aggregator=weighted()),
+        make.build_fed_sgd(model_fn, model_aggregator=weighted()),
+        make.build_fed_kmeans(3, (2,), sum_aggregator=plain()),
+        make.build_unweighted_fed_avg(model_fn, SGD, model_aggregator=rotated),
+    ):
+        assert "clip=" in str(process.initialize.type_signature.result)

@@ -203,7 +203,7 @@ def _has_gradient(case: Case) -> bool:
     return case.op in ops.GRADIENTS_APART and case.op != "PreventGradient"
 
 
-def hold(case: Case, dtype) -> None:
+def assert_rows_stay(case: Case, dtype) -> None:
     """Raises if replacing a row moves a different row.
 
     Args:
@@ -254,7 +254,7 @@ def hold(case: Case, dtype) -> None:
             _assert_same(a[kept], b[kept], case, f"the gradient of {what}")
 
 
-def hold_in_any_order(case: Case, dtype) -> None:
+def assert_any_order(case: Case, dtype) -> None:
     """Raises if the outputs or gradients of a row depend on the row's place."""
     rng = np.random.default_rng(zlib.crc32(f"{case}".encode()))
     specs = _flat(case)
@@ -302,27 +302,24 @@ _USUAL = frozenset(
 )
 
 
-_EACH = pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in _USUAL else pytest.mark.slow)
-        for name in NAMES
-    ],
-)
+def _each(names):
+    marks = {name: [] if name in _USUAL else pytest.mark.slow for name in names}
+    params = [pytest.param(name, marks=mark) for name, mark in marks.items()]
+    return pytest.mark.parametrize("name", params)
 
 
-@_EACH
+@_each(NAMES)
 def test_other_rows_move_nothing(name):
     for case in CASES[name]:
         for dtype in case.dtypes:
-            hold(case, dtype)
+            assert_rows_stay(case, dtype)
 
 
-@_EACH
+@_each(name for name in NAMES if name not in BY_PLACE)
 def test_the_place_of_a_row_moves_nothing(name):
     """Without an earlier example, the later examples have other places."""
-    for case in CASES[name] if name not in BY_PLACE else ():
-        hold_in_any_order(case, case.dtypes[0])
+    for case in CASES[name]:
+        assert_any_order(case, case.dtypes[0])
 
 
 def test_an_op_that_counts_places_is_found():
@@ -330,9 +327,9 @@ def test_an_op_that_counts_places_is_found():
     whole = {"ksize": [1, 2, 2, 1], "strides": [1, 1, 1, 1], "padding": "SAME"}
     whole["include_batch_in_index"] = True
     case = Case("MaxPoolWithArgmax", (Rows((3, 3, 1)),), whole, (0, 0))
-    hold(case, tf.float32)
+    assert_rows_stay(case, tf.float32)
     with pytest.raises(AssertionError, match="another order"):
-        hold_in_any_order(case, tf.float32)
+        assert_any_order(case, tf.float32)
 
 
 @pytest.mark.parametrize(
@@ -347,7 +344,7 @@ def test_an_op_that_counts_places_is_found():
 )
 def test_an_op_that_mixes_is_found(case):
     with pytest.raises(AssertionError):
-        hold(case, tf.float32)
+        assert_rows_stay(case, tf.float32)
 
 
 def test_gradients_are_claimed_only_where_tensorflow_has_them():

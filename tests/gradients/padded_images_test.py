@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpclip.gradients import OneByOneWarning, per_example_norms
-from tfdpclip.gradients.graph.known import known_value
+from tfdpclip.gradients.graph.known import static_value
 
 K = tf.Variable(np.random.default_rng(0).normal(size=(2, 2, 3, 3)).astype("float32"))
 CHANGES = {
@@ -54,7 +54,7 @@ def test_known_numbers_have_the_shape_and_the_type_of_their_tensor(name):
     with tf.Graph().as_default():
         x = tf.compat.v1.placeholder(tf.float32, [None, 5, 6])
         tensor = change(tf.shape(x))
-        value = known_value(tensor)
+        value = static_value(tensor)
     assert list(np.shape(value)) == tensor.shape.as_list()
     numbers = [n for n in np.ravel(value).tolist() if n is not None]
     assert [str(n) for n in numbers][: len(first.split())] == first.split()

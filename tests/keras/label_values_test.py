@@ -69,6 +69,7 @@ def fit(data, model, loss, **options):
     except Exception:
         assert batches._drawer.steps_drawn() == 0  # No draw.
         raise
+    assert int(model.optimizer.iterations) == plan.steps
 
 
 @pytest.mark.parametrize(
@@ -149,11 +150,15 @@ def test_labels_that_a_step_or_no_loss_needs_may_be_missing():
 
     model = Autoencoder()
     model.compile("sgd", "mse")
-    specs = dpc.sampling.Poisson(0.5).batches(X)._drawer.specs
+    batches = dpc.sampling.Poisson(0.5).batches(X)
+    specs = batches._drawer.specs
     loss_shapes.refuse_missing_labels(model, specs)
     model = one_output()
     model.compile("sgd")
     loss_shapes.refuse_missing_labels(model, specs)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="no labels y"):
+        loss_shapes.refuse_missing_labels(model, specs)
 
 
 def test_a_loss_that_reads_texts_is_not_refused():
@@ -164,7 +169,11 @@ def test_a_loss_that_reads_texts_is_not_refused():
     model = one_output(1)
     model.compile("sgd", length)
     batches = dpc.sampling.Poisson(0.5).batches((X, TEXTS))
-    loss_shapes.refuse_texts(model, batches._drawer.specs)
+    specs = batches._drawer.specs
+    loss_shapes.refuse_texts(model, specs)
+    model.compile("sgd", lambda y, prediction: tf.square(y - prediction[:, 0]))
+    with pytest.raises(ValueError, match="y holds texts"):
+        loss_shapes.refuse_texts(model, specs)
 
 
 def test_the_column_of_several_labels_is_named():
@@ -262,10 +271,14 @@ def test_an_ignored_class_is_no_class_without_an_output(ignored):
 
 @pytest.mark.parametrize("loss", ["mse", "hinge", "poisson", "binary_crossentropy"])
 def test_losses_of_all_numbers_refuse_none(loss):
-    model = one_output(1)
-    model.compile("sgd", loss)
+    numbers, classes = one_output(1), one_output()
+    numbers.compile("sgd", loss)
+    classes.compile("sgd", CROSSENTROPY(from_logits=True))
     for value, dtype in OUT_OF_RANGE:
-        loss_shapes.refuse_unknown_ids(model, (X, with_one(value, dtype)))
+        data = (X, with_one(value, dtype))
+        loss_shapes.refuse_unknown_ids(numbers, data)
+        with pytest.raises(ValueError, match="y holds the class"):
+            loss_shapes.refuse_unknown_ids(classes, data)
 
 
 @pytest.mark.parametrize(

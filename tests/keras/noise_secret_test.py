@@ -224,7 +224,7 @@ def interrupted(directory, steps=4, **options):
     return log
 
 
-def refused(directory, match, **options):
+def assert_refused(directory, match, **options):
     before = (directory / "secret").read_bytes()
     with pytest.raises((PrivacyMismatchError, ValueError), match=match) as caught:
         Process(directory, **options)
@@ -240,7 +240,7 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path):
     interrupted(tmp_path)
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
     (tmp_path / "secret").chmod(0o640)
-    refused(tmp_path, "read or written by other users")
+    assert_refused(tmp_path, "read or written by other users")
 
 
 def test_a_damaged_secret_is_refused(tmp_path):
@@ -262,14 +262,14 @@ def test_another_matrix_is_refused(tmp_path):
         Process(tmp_path, matrix=correlated.SquareRootToeplitz(3))
     with pytest.raises(PrivacyMismatchError, match="noise_multiplier"):
         Process(tmp_path, z=2.0)
-    refused(tmp_path, "another hardened", hardened_noise=True)
+    assert_refused(tmp_path, "another hardened", hardened_noise=True)
 
 
 def test_other_records_or_another_order_of_them_are_refused(tmp_path):
     interrupted(tmp_path)
     moved = X.copy()
     moved[[3, 4]] = moved[[4, 3]]
-    refused(tmp_path, "their order changed", x=moved)
+    assert_refused(tmp_path, "their order changed", x=moved)
 
 
 def test_records_that_are_fetched_are_looked_at():
@@ -290,7 +290,7 @@ def test_noise_of_a_run_before_the_ledgers_last_is_refused(tmp_path):
     (tmp_path / "secret").unlink()
     interrupted(tmp_path, 2)
     os.replace(tmp_path / "copy", tmp_path / "secret")
-    refused(tmp_path, "does not belong to the last run")
+    assert_refused(tmp_path, "does not belong to the last run")
 
 
 def test_noise_of_another_ledger_is_refused(tmp_path):
@@ -299,7 +299,7 @@ def test_noise_of_another_ledger_is_refused(tmp_path):
         (tmp_path / name).mkdir()
         interrupted(tmp_path / name)
     shutil.copy(tmp_path / "one" / "secret", tmp_path / "other" / "secret")
-    refused(tmp_path / "other", "does not belong to the last run")
+    assert_refused(tmp_path / "other", "does not belong to the last run")
 
 
 def test_a_ledger_that_is_older_than_the_noise_is_refused(tmp_path):
@@ -309,7 +309,7 @@ def test_a_ledger_that_is_older_than_the_noise_is_refused(tmp_path):
     for _ in range(5):
         process.step(log)
     os.replace(tmp_path / "copy", tmp_path / "ledger")
-    refused(tmp_path, "has made the noise of 6 steps")
+    assert_refused(tmp_path, "has made the noise of 6 steps")
 
 
 @pytest.mark.slow
@@ -322,7 +322,7 @@ def test_draws_that_are_others_than_before_are_refused(tmp_path, monkeypatch):
         return [part[::-1] for part in real(self, *arguments)]
 
     monkeypatch.setattr(GaussianNoise, "sample_all", otherwise)
-    refused(tmp_path, "differ from the kept memory")
+    assert_refused(tmp_path, "differ from the kept memory")
 
 
 def test_an_optimizer_goes_on_from_its_own_step_only(tmp_path):

@@ -42,7 +42,7 @@ def line_of(error):
     return eval(re.search(r"TextVectorization\(.*?\)", text).group(), vars(L))
 
 
-def refused(**options):
+def assert_refused(**options):
     """Trains in vain, and then with the line of the message."""
     with pytest.raises((ExampleIsolationError, LossStructureError)) as found:
         trained(**options)
@@ -54,7 +54,7 @@ def refused(**options):
 @pytest.mark.slow
 @pytest.mark.parametrize("ragged", [False, True])
 def test_a_mean_over_the_longest_text_is_refused_with_a_line_that_trains(ragged):
-    refused(ragged=ragged)
+    assert_refused(ragged=ragged)
 
 
 class Ragged(L.Layer):
@@ -110,7 +110,7 @@ def test_padded_rows_of_numbers_train_one_by_one(shape):
 @pytest.mark.parametrize("pool", [lambda: L.LSTM(3), lambda: L.Bidirectional(L.GRU(3))])
 @pytest.mark.parametrize("masked", [False, True])
 def test_texts_of_no_constant_length_are_refused_also_with_a_mask(pool, masked):
-    refused(pool=pool(), masked=masked)
+    assert_refused(pool=pool(), masked=masked)
 
 
 @pytest.mark.thinned(2)

@@ -1,4 +1,4 @@
-"""Custom training loops: which rows are records, and one private step for each draw."""
+"""Custom training loops: which rows are records, and a private step for each draw."""
 
 import gc
 import itertools
@@ -17,7 +17,7 @@ RATE = SIZE / RECORDS
 
 
 class Counting:
-    """A private step of losses whose gradient by the bias is 1 for every row."""
+    """A private step; the gradient of each loss by the bias is 1."""
 
     def __init__(self):
         self.dense = tf.keras.layers.Dense(1, bias_initializer="ones")
@@ -60,7 +60,7 @@ def _nothing_is_held():
 
 
 def whole(step, **options):
-    """A function of whole elements, whose loss leaves the weights out."""
+    """A function of whole elements, with a loss that leaves the weights out."""
     made = tf.function(lambda x, y, w: step.take_step(x), **options)
     for element in batches():
         made(*element)
@@ -246,7 +246,7 @@ def number_of_first():
 @pytest.mark.parametrize("weights", [False, True])
 @pytest.mark.parametrize("cut", [(0, 2), (0, -1), (13, None)])
 def test_a_step_of_some_of_the_rows_is_refused(cut, weights):
-    """One record less brings another into the step, or a row that fills up goes."""
+    """A record less brings a further record in, or a row that fills up goes."""
     assert number_of_first() > 2
     step = Counting()
     if weights and cut == (0, -1):
@@ -262,7 +262,7 @@ def test_a_step_of_some_of_the_rows_is_refused(cut, weights):
 @pytest.mark.filterwarnings("ignore:Eager steps")
 def test_however_the_step_is_called(how):
     step = Counting()
-    # A function around the step that cuts the rows changes data, for all it knows.
+    # A function around the step that cuts the rows changes data, as far as it can know.
     said = "gets more than data" if how == "within" else "differ in their number"
     with pytest.raises(REFUSED, match=said):
         if how == "within":
@@ -296,7 +296,7 @@ def test_a_counted_loop_ends_at_a_step_of_unknown_rows(pick, jit):
     with pytest.raises(REFUSED, match="rows"), ledger.step():
         made(*pick(*held[0]))
     assert step.moved == 0
-    if jit:  # The compiled step has run, and is counted; a sound step runs after it.
+    if jit:  # The compiled step has run, and is counted; a sound step runs afterwards.
         assert ledger.steps == int(step.optimizer.iterations) == 1
         with ledger.step():
             made(*held[1])
@@ -653,7 +653,7 @@ class TestStepsOfALedger:
 
     def test_draws_of_a_loop_in_the_graph_are_enough_for_its_steps(self):
         step, data = Counting(), batches()
-        next(iter(data))  # To look at it.
+        next(iter(data))  # To look at the data.
         ledger, iterator = self._ledger(data), iter(data)
 
         @tf.function
@@ -714,7 +714,7 @@ class TestStepsOfALedger:
                 with ledger.step():
                     pass
         assert ledger.steps == steps
-        # The run went up to the last step but one of the second epoch.
+        # The run went up to the step before the last of the second epoch.
         whole = accounting.epsilon(1.0, 2 * steps - 1, data.scheme, 1e-5)
         assert ledger.epsilon() == pytest.approx(whole)
 
@@ -888,7 +888,7 @@ class TestNoiseOfALedger:
 
 
 def test_a_function_of_the_users_is_not_keras_train_on_batch():
-    """Traced in a function of that name, a step knows its records outside of it too."""
+    """Traced in a function of that name, a step knows its records elsewhere, too."""
     step = Counting()
     made = tf.function(lambda x: step.take_step(x))
 
@@ -905,7 +905,7 @@ def test_a_function_of_the_users_is_not_keras_train_on_batch():
 
 @pytest.mark.parametrize("name", ["run_step", "one_step_on_data", "step"])
 def test_a_step_named_like_keras_own_is_of_the_element_around_it(name):
-    """Keras feeds functions of such names from iterators; a loop of one's own, too."""
+    """Keras feeds functions of these names from iterators; a user's loop, too."""
     counting = Counting()
 
     def inner(x):

@@ -421,7 +421,7 @@ def test_class_weights_of_tokens_are_refused_where_keras_would_take_places(
     assert batches._drawer.steps_drawn() == 0
 
 
-def _refuses_class_weights(data, classes, match, units=LENGTH):
+def _assert_refused(data, classes, match, units=LENGTH):
     """Checks that `fit` refuses before any draw, and trains the same data without."""
     batches = sampling.Poisson(0.5).batches(data)
     model = tf.keras.Sequential([tf.keras.Input((LENGTH,)), L.Dense(units)])
@@ -437,7 +437,7 @@ def test_class_weights_of_numbers_that_name_no_one_class_are_refused(several):
     classes = {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}
     y = (LABELS > 2) if several else LABELS
     match = r"must be one-hot.*Record \d+ has.*\(x, y, sample_weight\)"
-    _refuses_class_weights((TOKENS, y.astype("float32")), classes, match)
+    _assert_refused((TOKENS, y.astype("float32")), classes, match)
 
 
 #: Labels [n], of which one is none of three classes.
@@ -457,7 +457,7 @@ def test_a_label_without_a_class_weight_is_an_error_before_a_draw(label, dtype, 
     labels = np.reshape(_one_bad(label, dtype), (-1, *[1] * axes))
     match = r"weights for the classes 0 to 2, and y of record 5 is.*sample_weight"
     classes = {0: 1.0, 1: 2.0, 2: 3.0}
-    _refuses_class_weights((TOKENS, labels), classes, match, units=1)
+    _assert_refused((TOKENS, labels), classes, match, units=1)
     # The line of the error: labels of weight 0 may be anything.
     weights = np.where(np.arange(len(TOKENS)) == 5, 0.0, 1.0)
     batches = sampling.FullBatch().batches((TOKENS, labels, weights))
@@ -523,7 +523,7 @@ def test_a_label_that_is_not_one_hot_counts_for_nothing_when_drawn():
 )
 def test_class_weights_of_labels_that_are_no_numbers_name_the_line(labels, line):
     y = labels[np.arange(len(TOKENS)) % 2]
-    _refuses_class_weights((TOKENS, y), {0: 1.0, 1: 2.0}, line, units=1)
+    _assert_refused((TOKENS, y), {0: 1.0, 1: 2.0}, line, units=1)
 
 
 @pytest.mark.slow
@@ -552,7 +552,7 @@ def test_autotuned_prefetching_leaves_the_elements_of_a_step_together():
 def test_a_class_weight_that_is_no_factor_is_refused(weight):
     y = np.arange(len(TOKENS)) % 2
     match = "class_weight holds .* for class 1"
-    _refuses_class_weights((TOKENS, y), {0: 1.0, 1: weight}, match, units=1)
+    _assert_refused((TOKENS, y), {0: 1.0, 1: weight}, match, units=1)
 
 
 def test_the_line_of_that_error_weighs_each_token_by_its_class():

@@ -10,9 +10,11 @@ from scipy import stats
 
 import tfdpclip as dpc
 from tests.diagnostics.plots import check_picture
+from tests.properties import nasty
 from tests.testing.many_runs import many_runs_lower_bound
 from tfdpclip import testing
 from tfdpclip.testing import one_run_lower_bound
+from tfdpclip.testing.lower_bounds import _densest
 
 
 def randomised_response(epsilon, canaries, rng):
@@ -161,6 +163,21 @@ def test_one_run_bound_solves_its_equation():
     assert tail + 2 * 1000 * 1e-6 * extra == pytest.approx(0.01, rel=1e-5)
     assert one_run_lower_bound(180, 200, 1000, 1e-3, 0.99) < bound
     assert one_run_lower_bound(0, 0, 10, 0.0) == 0.0
+
+
+@pytest.mark.parametrize("guesses, right", [(1, 0.5), (60, 0.5), (60, 0.9), (60, 1.0)])
+def test_densest_window_is_that_of_a_search_of_all(guesses, right):
+    for correct in range(1, guesses + 1):
+        windows = range(1, correct + 1)
+        below = [stats.binom.pmf(correct - i, guesses, right) for i in windows]
+        densest = max(sum(below[:i]) / i for i in windows)
+        assert _densest(correct, guesses, right) == pytest.approx(densest, abs=1e-12)
+
+
+def test_audit_of_millions_of_canaries_ends():
+    with nasty.deadline(20):
+        report = testing.audit(lambda i: i * 1.0, 6_556_005, delta=1e-5)
+    assert 4 < report.lower_bound < 10
 
 
 def test_many_runs_bound_for_gaussians():

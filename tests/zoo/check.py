@@ -16,6 +16,7 @@ from tfdpclip._variables import all_unwrapped
 COMPARED = 4
 #: The errors that refuse a model; a graph's errors have their names in the text.
 REFUSALS = ("ExampleIsolationError", "GradientMismatchError", "LossStructureError")
+SLOW = (dpc.gradients.JacobianFallbackWarning, dpc.gradients.OneByOneWarning)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Found:
     Attributes:
       trained: how many parameters train.
       error: the largest relative error of a norm.
-      fallback: the variables that took the Jacobian, as the warning says.
+      slow: the warnings of a Jacobian, or of gradients made one example at a time.
       moved: whether two steps of `fit` moved the weights, all to finite values.
       epsilon: the epsilon of the plan's statement.
       refused: the error of the step, where it was refused.
@@ -33,7 +34,7 @@ class Found:
 
     trained: int
     error: float
-    fallback: tuple[str, ...]
+    slow: tuple[str, ...]
     moved: bool
     epsilon: float
     refused: str = ""
@@ -43,7 +44,7 @@ class Found:
         """In the words of an entry."""
         if self.refused:
             return "refused"
-        return "works slowly" if self.fallback else "works"
+        return "works slowly" if self.slow else "works"
 
 
 def loss_function(**options):
@@ -133,12 +134,8 @@ def examine(entry, lora: int | None = None) -> Found:
             if not any(kind in text for kind in REFUSALS):
                 raise
             return Found(trained, error, (), False, 0.0, text)
-    fallback = tuple(
-        str(w.message)
-        for w in caught
-        if issubclass(w.category, dpc.gradients.JacobianFallbackWarning)
-    )
+    slow = tuple(str(w.message) for w in caught if issubclass(w.category, SLOW))
     after = model.get_weights()
     moved = all(np.isfinite(np.float32(w)).all() for w in after)
     moved &= any((a != b).any() for a, b in zip(before, after, strict=True))
-    return Found(trained, error, fallback, moved, plan.statement().epsilon)
+    return Found(trained, error, slow, moved, plan.statement().epsilon)

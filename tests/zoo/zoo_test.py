@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests import stack
+from tests.gradients.one_by_one_test import unknown
 from tests.zoo import __main__ as page
 from tests.zoo import check, entries
 
@@ -106,8 +107,32 @@ def test_what_is_found_is_written_between_the_marks(tmp_path, monkeypatch):
     assert path.read_text().endswith("\nbehind\n")
 
 
-def test_a_found_fallback_is_slow_and_a_refusal_refused():
+def test_a_warning_is_slow_and_a_refusal_refused():
     found = check.Found(1, 0.0, (), True, 1.0)
     assert found.outcome == "works"
-    assert dataclasses.replace(found, fallback=("w",)).outcome == "works slowly"
+    assert dataclasses.replace(found, slow=("w",)).outcome == "works slowly"
     assert dataclasses.replace(found, refused="no").outcome == "refused"
+
+
+class Unproven(tf.keras.Model):
+    """A model with an op that the proof's table does not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.logits = (tf.keras.layers.Dense(n) for n in (3, 2))
+
+    def call(self, x):
+        return self.logits(unknown(self.hidden(x)))
+
+
+def test_a_model_that_trains_one_example_at_a_time_is_slow():
+    def build():
+        model = Unproven()
+        model(np.zeros([1, 4], np.float32))
+        return model
+
+    x = np.random.default_rng(0).normal(size=[entries.RECORDS, 4]).astype(np.float32)
+    labels = np.arange(entries.RECORDS, dtype=np.int32) % 2
+    found = check.examine(entries.Entry("dense", build, lambda: (x, labels)))
+    assert found.error < 1e-5 and found.outcome == "works slowly"
+    assert "one example at a time" in found.slow[0]

@@ -1,8 +1,8 @@
-"""How often, and how far apart, one record may take part in the steps of a run.
+"""Participation: how often, and how far apart, a record may take part in steps.
 
-The privacy cost of a matrix depends on it. The sampling schemes of `tfdpclip.sampling`
-state the participation that they enforce (`scheme.participation(steps)`), and can be
-given in place of a participation.
+The privacy cost of a matrix depends on the participation. The sampling schemes of
+`tfdpclip.sampling` state the participation that they enforce
+(`scheme.participation(steps)`), and can be given in place of a participation.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tfdpclip import _arguments
 
 @dataclasses.dataclass(frozen=True)
 class MinSeparation:
-    """At most k times, with at least b steps from one time to the next.
+    """At most k times, with at least b steps from a time to the next.
 
-    Steps i < j of one record have j - i >= `separation`: 1 lets it take part in every
-    step. A fixed order of batches in every epoch has this property, with b the steps of
-    an epoch, and so has a device with a minimum break (Choquette-Choo et al. 2023,
-    arXiv 2306.08153: "b-min-sep-participation").
+    Steps i < j of a record have j - i >= `separation`: 1 lets a record take part in
+    every step. A fixed order of batches in every epoch has this property, with b the
+    steps of an epoch, and so has a device with a minimum break (Choquette-Choo et al.
+    2023, arXiv 2306.08153: "b-min-sep-participation").
 
     Attributes:
       separation: b, 1 or more.
@@ -41,7 +41,7 @@ class MinSeparation:
     amplified_rate = None
 
     def most(self, steps: int) -> int:
-        """Returns the largest number of steps, out of `steps`, with one record."""
+        """Returns the largest number of steps, out of `steps`, that a record is in."""
         fitting = -(-_arguments.integer("steps", steps, 1) // self.separation)
         if self.participations is None:
             return fitting
@@ -76,9 +76,9 @@ class SingleEpoch(MinSeparation):
 class CyclicPoisson:
     """Groups of records take turns; in its turn, a record enters at random.
 
-    Every record is in one of `separation` groups, which may be public. In step t it
-    enters with probability `rate` times `separation` if t modulo `separation` is its
-    group, independently of everything else; it is in no further step.
+    Every record is in a group 0, ..., `separation` - 1, which may be public. A record
+    of group t modulo `separation` enters step t with probability `rate` times
+    `separation`, independently of everything else, and is in no further step.
 
     A matrix of at most b bands is then amplified (Choquette-Choo et al. 2023, arXiv
     2306.08153, Theorem 4; proved again in docs/guarantees.md): n steps are dominated by
@@ -106,7 +106,7 @@ class CyclicPoisson:
         return min(1.0, self.separation * self.rate)
 
     def most(self, steps: int) -> int:
-        """Returns the largest number of steps, out of `steps`, with one record."""
+        """Returns the largest number of steps, out of `steps`, that a record is in."""
         return -(-_arguments.integer("steps", steps, 1) // self.separation)
 
     def describe(self) -> str:
@@ -118,7 +118,7 @@ class CyclicPoisson:
 
 
 def check_cyclic_rate(rate: float, groups: int) -> None:
-    """Raises ValueError if a step needs more records than one group has."""
+    """Raises ValueError if a step needs more records than a group has."""
     if rate * groups > 1 + 1e-9:
         raise ValueError(
             f"rate must be at most 1 / separation = {1 / groups:.6g}, got {rate!r}: a "
@@ -128,7 +128,7 @@ def check_cyclic_rate(rate: float, groups: int) -> None:
 
 
 def of(value: Any, steps: int) -> MinSeparation | CyclicPoisson:
-    """Returns a participation: the given one, or that of a scheme for `steps` steps.
+    """Returns a participation: `value`, or the participation of a scheme of `steps`.
 
     Raises:
       ValueError: If `value` is neither, or the scheme keeps no steps apart.

@@ -43,24 +43,24 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
 
     For the progress bar, `History` and TensorBoard, the logs also get `clip_norm` (by
     group, if there are several), `noise_stddev` of each coordinate of the mean gradient
-    and, where the rule follows one quantile, `unclipped_fraction`, the epoch's mean of
-    the noised fractions. All these numbers are released already. Put callbacks that
-    write logs after this callback.
+    and, where the rule follows a single quantile, `unclipped_fraction`, the epoch's
+    mean of the noised fractions. All these numbers are released already. Put callbacks
+    that write logs after this callback.
 
     *Formal guarantees*
 
     * Training stops before the step that would take the run above (epsilon, delta),
-      also with `steps_per_execution` above 1 and with accumulation. If not even one
-      execution fits, nothing runs and `fit` raises.
+      also with `steps_per_execution` above 1 and with accumulation. If no execution
+      fits, nothing runs and `fit` raises.
     * Logical steps (noise draws) are counted by a counter that belongs to the optimizer
       object, only grows, and cannot be restored or set. Steps that the ledger has not
-      seen (without this callback, before it, between two calls of `fit`, before a
+      seen (without or before the callback, between two calls of `fit`, before a
       checkpoint) count as full batches, without amplification. So the steps of two
-      optimizers in one ledger add up, and going back to an earlier step uncounts
+      optimizers in a ledger add up, and going back to an earlier step uncounts
       nothing.
     * The data of `fit` must be batches of the accounted scheme, made by their own
-      methods. Anything else (arrays, generators, another scheme or rate, altered,
-      mixed or cached batches, other accumulation) is refused before its first
+      methods. Anything else (arrays, generators, a different scheme or rate, altered,
+      mixed or cached batches, different accumulation) is refused before its first
       execution. Batches of `map_batches` add an assumption to the statement.
     * Only `model.optimizer` may write to the model's trainable variables, in the
       training step and between steps. Anything else (a second optimizer, an assignment,
@@ -68,8 +68,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
     * If the noise multiplier follows a schedule, every step is counted with its own
       noise (an execution of several steps with their least), as phases of the ledger.
     * From its first `fit` on, the model saves its metrics as 0 (`model.save` and
-      `save_weights`, hence `ModelCheckpoint`; `get_state_tree` of Keras 3): no such
-      file holds their exact totals over private batches, whenever it is written. At
+      `save_weights`, hence `ModelCheckpoint`; `get_state_tree` of Keras 3): these
+      files hold no exact totals over private batches, whenever they are written. At
       the end of an epoch and of `fit`, the metrics are back at 0.
     * Steps enter the ledger before they run. After a crash, steps that may or may not
       have run are counted.
@@ -78,21 +78,22 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
       epsilon: The budget. With infinity, epsilon is only reported.
       delta: In (0, 1).
       sampling: The scheme that draws the data or, better, the batches.
-      accountant: `"pld"` or `"rdp"`. `"gdp"` is allowed if it is exact (no sampling) or
+      accountant: `"pld"` or `"rdp"`. `"gdp"` is allowed if exact (no sampling) or
         there is no budget to keep.
-      ledger: A `Ledger`, or the path of its file (continued if it exists). In memory
-        by default: then only the checkpointed step count tells of earlier processes.
+      ledger: A `Ledger`, or the path of its file (continued if the file exists).
+        In memory by default: then only the checkpointed step count tells of earlier
+        processes.
       check_data: Whether to insist on seeing the draws. With False, `sampling` is
         taken on trust, and the statement says so.
       allow_change: Whether the noise multiplier, clip rule or scheme may differ from
         the ledger's last phase.
-      allow_outside_updates: Whether something other than `model.optimizer` may write
-        to the weights, such as a callback that averages them. The writes must depend on
-        released weights or public data only; the statement says so.
+      allow_outside_updates: Whether something besides `model.optimizer` may write
+        to the weights, for example a callback that averages weights. The writes must
+        depend on released weights or public data only; the statement says so.
       secret: For correlated noise, the file from which the noise continues in the next
-        call of `fit` or the next process; needs a ledger in a file. Guard this file as
-        the data: it removes all noise. Without a file, every call of `fit` begins a new
-        matrix.
+        call of `fit` or the next process; needs a ledger in a file. Guard the file as
+        the data: the file removes all noise. Without a file, every call of `fit` begins
+        a new matrix.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -208,7 +209,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._draws.drawer.prepare()
 
     def _begin_optimizer(self) -> None:
-        """Checks the optimizer, and builds it."""
+        """Checks and builds the optimizer."""
         optimizer = private_optimizer(self.model.optimizer)
         if _compat.tunes_steps_per_execution(self.model):
             raise ValueError(
@@ -401,7 +402,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         if not self._run.kept:
             self._run.keep()
         if self._planned is not None and self._done >= self._planned:
-            return  # Keras stops by itself: the planned steps are done.
+            return  # Keras stops: the planned steps are done.
         if self._done + max(1, self._executions.steps_from(batch + 1)) > self._allowed:
             self.model.stop_training = self._decisions.budget_stops = True
             print(
@@ -523,7 +524,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
 
 
 def _weights_so_far(model: tf.keras.Model) -> list[tf.Variable]:
-    """The weights of a model or, if it is not built, of its built layers."""
+    """The weights of a built model, or of the built layers of a model."""
     layers = [model] if model.built else [part for part in model.layers if part.built]
     return all_unwrapped(weight for layer in layers for weight in layer.weights)
 

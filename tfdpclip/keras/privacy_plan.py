@@ -45,7 +45,7 @@ from tfdpclip.keras.privacy_budget import PrivacyBudget
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
 from tfdpclip.keras.replicas import gathers_ahead
 from tfdpclip.keras.watching.executions import runs_eagerly
-from tfdpclip.keras.watching.given_data import has_own_step
+from tfdpclip.keras.watching.followed_step import has_own_step
 from tfdpclip.keras.watching.step_history import StepHistory, history_of
 from tfdpclip.noise.runs import CorrelatedNoise
 from tfdpclip.sampling.allocation import RandomAllocation

@@ -13,7 +13,7 @@ from tfdpclip._tf_private import map_elements
 from tfdpclip.gradients.comparison import Comparison
 from tfdpclip.gradients.errors import ExampleIsolationError
 from tfdpclip.keras import check_isolation
-from tfdpclip.keras.watching.given_data import FollowedStep
+from tfdpclip.keras.watching.followed_step import FollowedStep
 from tfdpclip.kernel import certificate
 from tfdpclip.testing.probe import MARKED_ROWS, as_batches, check_model, restored
 

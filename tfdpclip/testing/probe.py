@@ -14,7 +14,7 @@ from tfdpclip._arguments import shown
 from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.keras import _compat
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
-from tfdpclip.keras.watching.given_data import FollowedStep
+from tfdpclip.keras.watching.followed_step import FollowedStep
 from tfdpclip.sampling import row_weights
 
 

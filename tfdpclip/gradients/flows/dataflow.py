@@ -49,20 +49,16 @@ class InnerFlows(Dataflow):
 
     Args:
       graph: the function's graph.
-      given: the tensor outside for each input of `graph`.
+      inputs: the tensor outside for each input of `graph`.
       flows: the analysis of the graph that holds the op.
     """
 
-    def __init__(self, graph: tf.Graph, given: Sequence[tf.Tensor], flows: Dataflow):
+    def __init__(self, graph: tf.Graph, inputs: Sequence[tf.Tensor], flows: Dataflow):
         self._start(
             list(graph.outputs), (), flows.batch_size, (), flows.rows_per_example
         )
         self._any_data = True
-        self._around = flows
-        self._given = {
-            inner.ref(): outer for inner, outer in zip(graph.inputs, given, strict=True)
-        }
-        self._begin = [flows[tensor] for tensor in given]
+        self._begin = [flows[tensor] for tensor in inputs]
 
     def follow(self) -> None:
         """Computes the flows of all tensors of the function, in a single pass."""
@@ -119,8 +115,8 @@ def _read(op: tf.Operation, flows: Dataflow) -> list[Flow] | None:
         inner = InnerFlows(graph, op.inputs[first:], flows)
         inner.follow()
         flows.inner[op].append(inner)
-        found = [inner[t] for t in graph.outputs[: len(op.outputs)]]
-        pairs = zip(results or found, found, strict=True)
+        output_flows = [inner[t] for t in graph.outputs[: len(op.outputs)]]
+        pairs = zip(results or output_flows, output_flows, strict=True)
         results = [merge_flows(a, b) for a, b in pairs]
     choices = [flows[t] for t in op.inputs[:first]]
     results = [_chosen(op, flow, choices) for flow in results]

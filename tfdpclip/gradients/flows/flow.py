@@ -120,7 +120,7 @@ def common_layout(flows: Sequence[Flow]) -> tuple | None:
     Returns:
       The layout; None if the layouts differ.
     """
-    found = {flow.layout for flow in flows}
-    if len(found) > 1 and all(flow.regular for flow in flows):
-        found.discard(_EVEN)
-    return found.pop() if len(found) == 1 else None
+    layouts = {flow.layout for flow in flows}
+    if len(layouts) > 1 and all(flow.regular for flow in flows):
+        layouts.discard(_EVEN)
+    return layouts.pop() if len(layouts) == 1 else None

@@ -30,7 +30,7 @@ class GradientFlows(Dataflow):
     Args:
       graph: the graph that the function added its ops to.
       outputs: the gradients at the op's inputs.
-      given: the placeholders of the gradients at the op's outputs, with their flows.
+      placeholders: the gradients at the op's outputs, with their flows.
       flows: the analysis of the graph that holds the op.
     """
 
@@ -38,7 +38,7 @@ class GradientFlows(Dataflow):
         self,
         graph: tf.Graph,
         outputs: Sequence[tf.Tensor],
-        given: Sequence[tuple[tf.Tensor, Flow]],
+        placeholders: Sequence[tuple[tf.Tensor, Flow]],
         flows: Dataflow,
     ):
         self._start(list(outputs), (), flows.batch_size, (), flows.rows_per_example)
@@ -48,7 +48,7 @@ class GradientFlows(Dataflow):
             for outer, inner in graph.captures
             if not _tf_private.is_eager(outer) and inner.dtype != tf.resource
         ]
-        for tensor, flow in (*begin, *given):
+        for tensor, flow in (*begin, *placeholders):
             self.declare(tensor, flow)
         for op in self.ops:
             if not op.outputs or any(t.ref() not in self._flows for t in op.outputs):
@@ -77,13 +77,13 @@ def gaps_of(
             for t in op.outputs
         ]
         # At an output without a gradient, TensorFlow passes zeros.
-        given = [
+        output_gradients = [
             tf.zeros_like(t) if g is None else g
             for g, t in zip(at_outputs, op.outputs, strict=True)
         ]
-        found = function(op, *given)
-        found = list(found) if isinstance(found, (list, tuple)) else [found]
-        gradients = [None if g is None else tf.convert_to_tensor(g) for g in found]
+        results = function(op, *output_gradients)
+        results = list(results) if isinstance(results, (list, tuple)) else [results]
+        gradients = [None if g is None else tf.convert_to_tensor(g) for g in results]
     # A gradient at an input that depends on no variable, such as a constant, is unused.
     wanted = [
         (gradient, tensor)
@@ -121,5 +121,5 @@ def _apart(gradient: Flow, tensor: Flow) -> bool:
     if tensor.kind != DATA:
         return False
     same = gradient.axes == tensor.axes and gradient.layout == tensor.layout
-    known = gradient.axes == () or gradient.rows is not None or gradient.even
-    return same and gradient.axes is not None and known
+    aligned = gradient.axes == () or gradient.rows is not None or gradient.even
+    return same and gradient.axes is not None and aligned

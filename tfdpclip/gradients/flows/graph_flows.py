@@ -143,16 +143,16 @@ class GraphFlows:
         return handle.ref() in self._handles or handle.ref() in self._public
 
     def _visit(self, op: tf.Operation) -> None:
-        given = [self._flows.get(t.ref(), Flow(DATA, None)) for t in op.inputs]
+        input_flows = [self._flows.get(t.ref(), Flow(DATA, None)) for t in op.inputs]
         pinned = pinned_to(op)
         if pinned is not None:
-            given = [self[pinned]]
+            input_flows = [self[pinned]]
         leaf = _public if is_pinned(op) else self._classify(op)
-        inside = self._inside_of(op, given) if leaf is None else None
+        inside = self._inside_of(op, input_flows) if leaf is None else None
         for output in op.outputs:
-            inputs = given
+            inputs = input_flows
             if op.type == "IdentityN":
-                inputs = [given[output.value_index]]
+                inputs = [input_flows[output.value_index]]
             if output.ref() in self._sparse:
                 flow = self._sparse[output.ref()]
             elif leaf is not None:
@@ -160,7 +160,7 @@ class GraphFlows:
             elif inside is not None:
                 flow = inside[output.value_index]
             elif pinned is not None:
-                (flow,) = given
+                (flow,) = input_flows
             else:
                 flow = self._flow_by_inputs(op, output, inputs)
             if op.type not in ops.SIZES:
@@ -238,17 +238,17 @@ class GraphFlows:
 
         return rows
 
-    def _with_history(self, op, output, flow, inputs, known) -> Flow:
+    def _with_history(self, op, output, flow, inputs, source) -> Flow:
         """Adds the facts that pass from inputs to outputs: coupled, placed, trained."""
         trained = any(f.trained for f in inputs)
-        placed = flow.placed or (known is None and any(f.placed for f in inputs))
+        placed = flow.placed or (source is None and any(f.placed for f in inputs))
         if op.type in ops.VALUELESS:
             placed = False
         elif placed and op.type == "GatherV2" and takes_every_row(op):
             placed = inputs[0].placed
         coupled = next((f.coupled for f in inputs if f.coupled is not None), None)
         constant = op.type in ops.VALUELESS and not any(f.varying for f in inputs)
-        if known is _public or isinstance(known, list) or constant:
+        if source is _public or isinstance(source, list) or constant:
             coupled = None
         passes = op.type not in ops.NO_GRADIENT and (
             output.dtype.is_floating
@@ -401,8 +401,8 @@ class GraphFlows:
             if like is not None:
                 return dataclasses.replace(like, made=True, placed=placed)
             # The rows hold no data: in a static batch, row i may belong to example i.
-            known = output.shape[0] is not None
-            rows = self.rows_per_example if known else None
+            static = output.shape[0] is not None
+            rows = self.rows_per_example if static else None
             return Flow(DATA, (0,), rows, made=True, placed=placed)
         return Flow(SIZE, power=None)
 
@@ -413,16 +413,16 @@ def _is_ragged(tensor: tf.Tensor) -> bool:
     signature = getattr(graph, "structured_input_signature", None)
     if signature is None:
         return False
-    found, place = set(), 0
+    places, place = set(), 0
     for spec in tf.nest.flatten(signature):
         if not isinstance(spec, tf.TypeSpec):
             continue
         length = len(tf.nest.flatten(spec, expand_composites=True))
         if isinstance(spec, tf.RaggedTensorSpec):
-            found.add(place)
+            places.add(place)
         place += length
     inputs = graph.inputs
-    return any(tensor is inputs[i] for i in found if i < len(inputs))
+    return any(tensor is inputs[i] for i in places if i < len(inputs))
 
 
 def _has_gradient(op: tf.Operation) -> bool:
@@ -455,8 +455,8 @@ def _static_length(
     ]
     closed_over = [op for op in passed if _is_captured_value(op)]
     # Captured tensors are the data only if no data are passed in.
-    for given in ([op for op in passed if op not in closed_over], closed_over):
-        sizes = {t.shape[0] for op in given for t in op.outputs if t.shape.rank}
+    for group in ([op for op in passed if op not in closed_over], closed_over):
+        sizes = {t.shape[0] for op in group for t in op.outputs if t.shape.rank}
         if output.shape.rank:
             # A loss with a single entry need not have a single example.
             entries = output.shape[0]

@@ -44,9 +44,9 @@ def inline_calls(loss: tf.Tensor) -> tf.Tensor:
     later: dict | None = None
     for op in ancestors([loss]):
         replaced = {}
-        kept = calls.count_recomputed(op)
-        if kept:
-            replaced = dict(enumerate(op.inputs[:kept]))
+        recomputed = calls.count_recomputed(op)
+        if recomputed:
+            replaced = dict(enumerate(op.inputs[:recomputed]))
         elif op.type in ops.FUNCTION_CALLS and calls.can_be_opened(op):
             if later is None:
                 later = _touched_later(graph)
@@ -72,15 +72,15 @@ def _copy_call(op: tf.Operation, later: dict) -> dict[int, tf.Tensor]:
       or could give a different result than the call.
     """
     body = calls.body_of(op)
-    given = {t.ref(): o for t, o in zip(body.inputs, op.inputs, strict=True)}
+    tensors = {t.ref(): o for t, o in zip(body.inputs, op.inputs, strict=True)}
     for inner in ancestors(body.outputs):
         for changes, part in enumerate(calls.resources_of(inner)):
             for t in part:
-                outer = given.get(t.ref())
+                outer = tensors.get(t.ref())
                 # The copies run after all ops that are in the graph now.
                 if outer is None or _is_later(op, outer, bool(changes), later):
                     return {}
-    copy = OpCopies(body.graph, given, op.name, calls.is_compiled(op))
+    copy = OpCopies(body.graph, tensors, op.name, calls.is_compiled(op))
     try:
         outputs = [copy.copy_of(t) for t in body.outputs]
     except (ValueError, TypeError, LookupError, tf.errors.OpError):
@@ -96,14 +96,14 @@ def _touched_later(graph: tf.Graph) -> dict:
       A dict from the reference of each resource to `[(position of an op, whether the
       op changes the resource)]`; and from None to the positions, by op.
     """
-    found: dict = {None: {}}
+    touches: dict = {None: {}}
     for position, op in enumerate(graph.get_operations()):
-        found[None][op] = position
+        touches[None][op] = position
         if any(t.dtype == tf.resource for t in op.inputs):
             for changes, part in enumerate(calls.resources_of(op)):
                 for t in part:
-                    found.setdefault(t.ref(), []).append((position, bool(changes)))
-    return found
+                    touches.setdefault(t.ref(), []).append((position, bool(changes)))
+    return touches
 
 
 def _is_later(op, resource, changes, later) -> bool:
@@ -173,14 +173,14 @@ class OpCopies:
 
     Args:
       source: the graph with the original ops.
-      given: the tensors that replace tensors of `source`, by reference of the replaced
-        tensor. All inputs of `source` are replaced.
+      tensors: the tensors in the place of tensors of `source`, by their references.
+        All inputs of `source` are replaced.
       name: a prefix for the names of the new ops.
       compiled: whether XLA was to compile the function.
     """
 
-    def __init__(self, source: tf.Graph, given: dict, name: str, compiled: bool):
-        self.source, self._made = source, dict(given)
+    def __init__(self, source: tf.Graph, tensors: dict, name: str, compiled: bool):
+        self.source, self._made = source, dict(tensors)
         self._name, self._compiled = name, compiled
         self._target = tf.compat.v1.get_default_graph()
 
@@ -202,9 +202,9 @@ class OpCopies:
                 self._make(top.op)
         return self._made[tensor.ref()]
 
-    def _within(self, source, given, name, compiled) -> OpCopies:
+    def _within(self, source, tensors, name, compiled) -> OpCopies:
         """The copies of ops of a function of `source`."""
-        return OpCopies(source, given, name, compiled)
+        return OpCopies(source, tensors, name, compiled)
 
     def _missing(self, op):
         return [t for t in op.inputs if t.ref() not in self._made]
@@ -218,17 +218,17 @@ class OpCopies:
     def _outputs(self, op: tf.Operation, inputs: list) -> list[tf.Tensor]:
         if op.type == "Placeholder":
             raise ValueError(f"{op.name!r} is no input of the function.")
-        kept = calls.count_recomputed(op)
-        if kept:
+        recomputed = calls.count_recomputed(op)
+        if recomputed:
             return inputs
         # TensorFlow uses names below the call's name for ops that it inlines.
         name = f"{self._name}_ops/{op.name}"
         if op.type in ops.FUNCTION_CALLS and calls.can_be_opened(op, self._compiled):
             body = calls.body_of(op)
-            given = {t.ref(): i for t, i in zip(body.inputs, inputs, strict=True)}
+            tensors = {t.ref(): i for t, i in zip(body.inputs, inputs, strict=True)}
             compiled = self._compiled or calls.is_compiled(op)
             with self._target.as_default():
-                copy = self._within(body.graph, given, name, compiled)
+                copy = self._within(body.graph, tensors, name, compiled)
             return [copy.copy_of(t) for t in body.outputs]
         with (
             self._target.as_default(),
@@ -259,27 +259,28 @@ class OpCopies:
             copy.set_shape(old.shape)
             if old.dtype in (tf.resource, tf.variant):
                 _tf_private.copy_handle_data(old, copy)
-        own = calls.gradient_function(op)
-        if own is not None:
+        gradient = calls.gradient_function(op)
+        if gradient is not None:
             if op.type not in ops.FUNCTION_CALLS:
-                own = self._in_place_of(op, own)
-            _tf_private.set_own_gradient(new, own)
+                gradient = self._in_place_of(op, gradient)
+            _tf_private.set_own_gradient(new, gradient)
         if calls.needs_order(new):
             calls.run_in_any_order(new)
         return new
 
-    def _in_place_of(self, op: tf.Operation, own):
-        """A gradient function for the copy of `op`, from the original's function `own`.
+    def _in_place_of(self, op: tf.Operation, original):
+        """A gradient function for the copy of `op`, from the function `original`.
 
-        `own` may read any tensor of the function, as custom gradients do. So `own` is
-        called for the original op, in a scratch graph, and the new ops are copied.
+        `original` may read any tensor of the function, as custom gradients do. So
+        `original` is called for the original op, in a scratch graph, and the new ops
+        are copied.
         """
 
         def gradient(_, *at_outputs):
             with self.source.as_default():
                 scratch = _tf_private.new_function_graph("gradient")
             with scratch.as_default():
-                given, seeds = {}, []
+                tensors, seeds = {}, []
                 for at in at_outputs:
                     if isinstance(at, tf.IndexedSlices):
                         at = tf.convert_to_tensor(at)
@@ -287,19 +288,19 @@ class OpCopies:
                         seeds.append(at)
                         continue
                     seed = tf.compat.v1.placeholder(at.dtype, at.shape)
-                    given[seed.ref()] = at
+                    tensors[seed.ref()] = at
                     seeds.append(seed)
-                found = own(op, *seeds)
-                if not isinstance(found, (list, tuple)):
-                    found = [found]
-                # A gradient may be a tensor that existed before the call of `own`.
-                found = [f if f is None else _inside(f, scratch) for f in found]
+                gradients = original(op, *seeds)
+                if not isinstance(gradients, (list, tuple)):
+                    gradients = [gradients]
+                # A gradient may be a tensor that existed before the call of `original`.
+                gradients = [f if f is None else _inside(f, scratch) for f in gradients]
             with tf.control_dependencies(None):
                 for external, internal in scratch.captures:
-                    given[internal.ref()] = self.copy_of(external)
+                    tensors[internal.ref()] = self.copy_of(external)
             name = f"{op.name}_gradient"
-            copy = self._within(scratch, given, name, self._compiled)
-            return [f if f is None else copy.copy_of(f) for f in found]
+            copy = self._within(scratch, tensors, name, self._compiled)
+            return [f if f is None else copy.copy_of(f) for f in gradients]
 
         return gradient
 
@@ -342,9 +343,9 @@ def _by_groups(op: tf.Operation, x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
     convolve = tf.raw_ops.Conv2D if op.type == "Conv2D" else tf.raw_ops.Conv3D
     parts = [
         convolve(
-            input=part, filter=own, strides=strides, dilations=dilations, **settings
+            input=part, filter=filters, strides=strides, dilations=dilations, **settings
         )
-        for part, own in zip(
+        for part, filters in zip(
             tf.split(x, groups, axis=-1), tf.split(kernel, groups, axis=-1), strict=True
         )
     ]

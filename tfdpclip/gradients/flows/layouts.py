@@ -12,11 +12,11 @@ from tfdpclip.gradients.flows.flow import DATA, Flow, common_layout
 from tfdpclip.gradients.flows.sizes import length_of
 from tfdpclip.gradients.graph.known import (
     CONSTANT_BY_PLACE,
-    known_order,
-    known_shape,
-    known_value,
     rows_alike,
     static_number,
+    static_order,
+    static_shape,
+    static_value,
 )
 from tfdpclip.gradients.graph.slices import SliceAxis, slice_axes
 
@@ -38,7 +38,7 @@ def keeps_shape(op: tf.Operation, output: tf.Tensor) -> bool:
     if source.shape.rank is None or source.shape.rank != output.shape.rank:
         return False
     # A single unknown length follows from the number of entries.
-    after = known_shape(output)
+    after = static_shape(output)
     told = [_keeps_length(op, axis, after) for axis in range(len(after))]
     return told.count(False) <= 1
 
@@ -62,12 +62,12 @@ def regrouped(
     """The flow of a `Reshape` of a tensor with the examples on a single axis.
 
     Let `before` be the number of times that the tensor's entries, in their order, run
-    through all examples, and `own` the number of consecutive entries of an example each
-    time. An axis of the output counts examples if the lengths ahead of the axis have a
-    product that divides `before`, and the lengths behind have a product that divides
-    `own`. The quotients are the repeats on the axis, and the rows of each repeat. If
-    the axis is known to have `rows` rows for each example, the rows of each repeat
-    follow from `rows`, so the lengths behind the axis need not be known.
+    through all examples, and `entries` the number of consecutive entries of an example
+    each time. An axis of the output counts examples if the lengths ahead of the axis
+    have a product that divides `before`, and the lengths behind have a product that
+    divides `entries`. The quotients are the repeats on the axis, and the rows of each
+    repeat. If the axis is known to have `rows` rows for each example, the rows of each
+    repeat follow from `rows`, so the lengths behind the axis need not be known.
 
     Args:
       op: the `Reshape`.
@@ -85,21 +85,21 @@ def regrouped(
         return None
     if not flow.rows and not flow.even:
         return None
-    (axis,), shape, after = flow.axes, source.shape.as_list(), known_shape(output)
-    kept = 0  # Axes ahead of the examples that keep their lengths.
-    while kept < axis and _keeps_length(op, kept, after):
-        kept += 1
-    ahead = _product(shape[kept:axis])
+    (axis,), shape, after = flow.axes, source.shape.as_list(), static_shape(output)
+    leading = 0  # Axes ahead of the examples that keep their lengths.
+    while leading < axis and _keeps_length(op, leading, after):
+        leading += 1
+    ahead = _product(shape[leading:axis])
     if not ahead:
         return None
     before = ahead * flow.repeats
-    # If a length is unknown, `own` is a divisor of the number of entries.
+    # If a length is unknown, `entries` is a divisor of the number of entries.
     exact = bool(flow.rows) and None not in shape[axis + 1 :]
-    own = math.prod(n for n in shape[axis + 1 :] if n is not None)
-    own *= (flow.rows or 1) // flow.repeats
-    after = _with_rest(after, kept, before * own, rows_on) if exact else after
-    for place in range(kept, len(after)):
-        first = _product(after[kept:place])
+    entries = math.prod(n for n in shape[axis + 1 :] if n is not None)
+    entries *= (flow.rows or 1) // flow.repeats
+    after = _with_rest(after, leading, before * entries, rows_on) if exact else after
+    for place in range(leading, len(after)):
+        first = _product(after[leading:place])
         if not first or before % first:
             return None
         repeats, rest = before // first, _product(after[place + 1 :])
@@ -107,9 +107,9 @@ def regrouped(
         if rows is None and batch_size and after[place]:
             rows, more = divmod(after[place], batch_size)
             rows = None if more else rows
-        if rest and own % rest == 0:
+        if rest and entries % rest == 0:
             if exact:
-                return Flow(DATA, (place,), repeats * (own // rest), repeats)
+                return Flow(DATA, (place,), repeats * (entries // rest), repeats)
             if rows is None and repeats == 1:
                 return Flow(DATA, (place,), even=True)
         if rows and rows % repeats == 0:
@@ -117,23 +117,23 @@ def regrouped(
     return None
 
 
-def _with_rest(after: list, kept: int, own: int, rows_on: Callable) -> list:
+def _with_rest(after: list, leading: int, entries: int, rows_on: Callable) -> list:
     """The lengths after a `Reshape`, with the length that the shape gives as -1.
 
     Args:
       after: the known lengths.
-      kept: the number of axes that keep their lengths.
-      own: the number of entries of an example in the remaining axes.
+      leading: the number of axes that keep their lengths.
+      entries: the number of entries of an example in the remaining axes.
       rows_on: see `regrouped`.
     """
-    unknown = [axis for axis in range(kept, len(after)) if after[axis] is None]
+    unknown = [axis for axis in range(leading, len(after)) if after[axis] is None]
     if len(unknown) != 2:
         return after
-    known = math.prod(n for n in after[kept:] if n is not None)
+    product = math.prod(n for n in after[leading:] if n is not None)
     for counted, rest in (unknown, unknown[::-1]):
         rows = rows_on(counted)
-        if rows and known and own % (rows * known) == 0:
-            length = own // (rows * known)
+        if rows and product and entries % (rows * product) == 0:
+            length = entries // (rows * product)
             return [*after[:rest], length, *after[rest + 1 :]]
     return after
 
@@ -144,7 +144,7 @@ def _product(lengths: list) -> int | None:
 
 
 def _transpose(op, output, inputs, batch_size) -> Flow:
-    flow, perm = inputs[0], known_order(op)
+    flow, perm = inputs[0], static_order(op)
     if perm is None:
         return Flow(DATA, None)
     axes = tuple(sorted(perm.index(a) for a in flow.axes))
@@ -257,7 +257,7 @@ def _strided_slice(op, output, inputs, batch_size) -> Flow:
     if axes is None or flow.axes is None:
         return Flow(DATA, None)
     counted = [axis for axis in axes if axis.source in flow.axes]
-    bounds = [known_value(tensor) for tensor in op.inputs[1:]]
+    bounds = [static_value(tensor) for tensor in op.inputs[1:]]
     targets = []
     for axis in counted:
         begin, end, step = (
@@ -286,7 +286,7 @@ def _is_whole(op: tf.Operation, axis: SliceAxis, begin, end, step) -> bool:
 
 def _slice(op, output, inputs, batch_size) -> Flow:
     flow = inputs[0]
-    begin, size = known_value(op.inputs[1]), known_value(op.inputs[2])
+    begin, size = static_value(op.inputs[1]), static_value(op.inputs[2])
     if flow.kind != DATA or not flow.axes:
         return Flow(DATA, flow.axes if flow.kind == DATA else None)
     if begin is None or size is None:
@@ -328,7 +328,7 @@ def _broadcast(op, output, inputs, batch_size) -> Flow:
     shift = output.shape.rank - op.inputs[0].shape.rank
     result = flow.on(tuple(axis + shift for axis in flow.axes))
     if op.type == "Tile":
-        times = known_value(op.inputs[1])
+        times = static_value(op.inputs[1])
         counts = [None if times is None else times[axis] for axis in flow.axes]
         if set(counts) <= {1}:
             return result

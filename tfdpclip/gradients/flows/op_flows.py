@@ -21,8 +21,8 @@ from tfdpclip.gradients.flows.flow import DATA, PUBLIC, Flow, common_layout
 from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.known import (
     CONSTANT_BY_PLACE,
-    known_value,
     rows_alike,
+    static_value,
     takes_every_row,
 )
 
@@ -149,9 +149,9 @@ def _by_place(op, output, inputs) -> Flow:
 
 def _constant(tensor):
     """The value of a tensor if the graph fixes all entries; else None."""
-    value = known_value(tensor)
-    known = value is not None and None not in np.reshape(value, -1).tolist()
-    return value if known else None
+    value = static_value(tensor)
+    complete = value is not None and None not in np.reshape(value, -1).tolist()
+    return value if complete else None
 
 
 def _over_axes(op, flow: Flow, axes) -> Flow:
@@ -227,10 +227,10 @@ def _elementwise(op, output, inputs, batch_size) -> Flow:
     result = Flow(DATA, tuple(sorted(axes)), obstacle=believed)
     # The examples are on a later axis, as in `[time, batch, ...]`.
     only_behind = not first and len(axes) == 1
-    found = behind if only_behind else first
-    if not found:
+    batched = behind if only_behind else first
+    if not batched:
         return result
-    layout = common_layout(found)
+    layout = common_layout(batched)
     if layout is None:
         return result if only_behind else Flow(DATA, None)
     return dataclasses.replace(result.laid_out(layout), obstacle=believed)
@@ -251,11 +251,11 @@ def _of_one_size(op, tensor, axis: int) -> bool:
 
 def _reduction(op, output, inputs, batch_size) -> Flow:
     flow = inputs[0]
-    found = known_value(op.inputs[1])
-    if flow.kind != DATA or found is None or None in np.reshape(found, -1):
+    numbers = static_value(op.inputs[1])
+    if flow.kind != DATA or numbers is None or None in np.reshape(numbers, -1):
         return Flow(DATA, None)
     rank = op.inputs[0].shape.rank
-    axes = {int(a) % rank for a in np.reshape(found, -1)} if rank else set()
+    axes = {int(a) % rank for a in np.reshape(numbers, -1)} if rank else set()
     keep = output.shape.rank == rank
     coupled = op if axes & set(flow.axes) else None
     left = [a for a in flow.axes if a not in axes]
@@ -321,24 +321,24 @@ def _batched_gather(op, inputs, axis: int, batch_dims: int) -> Flow:
         lambda a: None if a == axis else a + more * (a > axis),
         lambda a: a if a < batch_dims else a - batch_dims + axis,
     )
-    kept: list[Flow] = []
+    gathered: list[Flow] = []
     for flow, place in zip(inputs, places, strict=True):
         if flow.kind != DATA:
             continue
         axes = tuple(map(place, flow.axes))
         if not axes or None in axes:
             return Flow(DATA, None)
-        kept.append(flow.on(axes))
-    layout = common_layout(kept)
-    if layout is None or any(flow.axes != kept[0].axes for flow in kept):
+        gathered.append(flow.on(axes))
+    layout = common_layout(gathered)
+    if layout is None or any(flow.axes != gathered[0].axes for flow in gathered):
         return Flow(DATA, None)
     apart = all(
         rows_alike(tensor, a - tensor.shape.rank)
         for tensor, flow in zip(op.inputs, inputs, strict=False)
-        for a in kept[0].axes
+        for a in gathered[0].axes
         if flow.kind != DATA and a < batch_dims
     )
-    result = kept[0].laid_out(layout)
+    result = gathered[0].laid_out(layout)
     return dataclasses.replace(result, obstacle="" if apart else CONSTANT_BY_PLACE)
 
 
@@ -410,7 +410,7 @@ def _learning_sampler(op, output, inputs, batch_size) -> Flow:
 
 def _pad(op, output, inputs, batch_size) -> Flow:
     """The flow of padding: padded rows on an axis of examples belong to no example."""
-    flow, paddings = inputs[0], known_value(op.inputs[1])
+    flow, paddings = inputs[0], static_value(op.inputs[1])
     if flow.kind != DATA:
         return Flow(DATA, None)
     for axis in flow.axes:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdpclip.gradients.flows.flow import DATA, PUBLIC, SIZE, Flow
 from tfdpclip.gradients.graph import ops
-from tfdpclip.gradients.graph.known import EXACT, known_value
+from tfdpclip.gradients.graph.known import EXACT, static_value
 
 
 def size_flow(
@@ -126,10 +126,10 @@ def _find_origin(tensor: tf.Tensor, place: int = 0) -> tuple[tf.Tensor, int, lis
     """
     factors: list = []
     while tensor.op.type in _ORIGIN_RULES:
-        found = _ORIGIN_RULES[tensor.op.type](tensor.op, tensor, place)
-        if found is None:
+        origin = _ORIGIN_RULES[tensor.op.type](tensor.op, tensor, place)
+        if origin is None:
             break
-        tensor, place, factor = found
+        tensor, place, factor = origin
         factors.append(factor)
     return tensor, place, factors
 
@@ -157,8 +157,8 @@ def rows_of_length(
     if _is_largest(first) and not set(factors) - {1}:
         # `tf.vectorized_map` takes the largest length of its arguments.
         lengths = first.op.inputs[0].op.inputs
-        found = [rows_of_length(length, flow_of) for length in lengths]
-        return found[0] if all(flow == found[0] for flow in found) else None
+        flows = [rows_of_length(length, flow_of) for length in lengths]
+        return flows[0] if all(flow == flows[0] for flow in flows) else None
     if not _is_shape(first):
         return None
     flow = flow_of(first.op.inputs[0])
@@ -210,7 +210,7 @@ def _cut(op, tensor, place) -> _Origin | None:
 
 def _entry(tensor: tf.Tensor):
     """The only entry of a tensor that the graph fixes, or None."""
-    value = known_value(tensor)
+    value = static_value(tensor)
     return np.reshape(value, ())[()] if np.size(value) == 1 else None
 
 
@@ -240,7 +240,7 @@ def _joined(op, tensor, place) -> _Origin | None:
 
 def _picked(op, tensor, place) -> _Origin | None:
     """The origin of entry `place` of a gather from a vector of sizes."""
-    indices = known_value(op.inputs[1])
+    indices = static_value(op.inputs[1])
     if op.get_attr("batch_dims") or op.inputs[0].shape.rank != 1 or indices is None:
         return None
     places = np.reshape(indices, [-1])
@@ -257,8 +257,8 @@ def _piece(op, tensor, place) -> _Origin | None:
     if op.type == "Split":
         lengths = [tensor.shape[0]] * len(op.outputs)
     else:
-        known = known_value(op.inputs[1])
-        lengths = [None] if known is None else np.reshape(known, [-1]).tolist()
+        sizes = static_value(op.inputs[1])
+        lengths = [None] if sizes is None else np.reshape(sizes, [-1]).tolist()
     ahead = lengths[: tensor.value_index]
     if any(length is None or length < 0 for length in ahead):
         return None
@@ -290,15 +290,15 @@ def _times(op, tensor, place) -> _Origin | None:
 
 def _multiplied(op, tensor, place) -> _Origin | None:
     """The origin of a product of sizes with a single unknown size."""
-    sizes = known_value(op.inputs[0])
+    sizes = static_value(op.inputs[0])
     if tensor.shape.rank != 0 or op.inputs[0].shape.rank != 1 or sizes is None:
         return None
     sizes = np.reshape(sizes, [-1]).tolist()
     unknown = [i for i, size in enumerate(sizes) if size is None]
-    known = math.prod(size for size in sizes if size is not None)
-    if len(unknown) != 1 or known <= 0:
+    factor = math.prod(size for size in sizes if size is not None)
+    if len(unknown) != 1 or factor <= 0:
         return None
-    return op.inputs[0], unknown[0], fractions.Fraction(int(known))
+    return op.inputs[0], unknown[0], fractions.Fraction(int(factor))
 
 
 #: Rules of ops that move numbers: from an op's output and a place to the input that the
@@ -369,8 +369,8 @@ def _of_entries(op, output, inputs) -> tuple | None:
 
 def _is_one_at_most(op: tf.Operation, inputs: list[Flow]) -> bool:
     """Whether an op compares a known number, 1 or less, with an integer size."""
-    known = [tf.get_static_value(tensor) for tensor in op.inputs]
-    if not any(value is not None and np.all(value <= 1) for value in known):
+    values = [tf.get_static_value(tensor) for tensor in op.inputs]
+    if not any(value is not None and np.all(value <= 1) for value in values):
         return False
     (tensor,) = (t for t, f in zip(op.inputs, inputs, strict=True) if f.kind == SIZE)
     while tensor.op.type in ("Identity", "Cast"):

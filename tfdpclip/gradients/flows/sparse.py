@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfdpclip.gradients.flows.flow import DATA, PUBLIC, SIZE, Entries, Flow
 from tfdpclip.gradients.flows.sizes import rows_of_length
 from tfdpclip.gradients.graph import ops
-from tfdpclip.gradients.graph.known import known_value
+from tfdpclip.gradients.graph.known import static_value
 
 INDICES, VALUES, ROWS = "indices", "values", "rows"
 # Positions of selected entries; the distinct values; the place of each entry's value
@@ -78,7 +78,7 @@ class SparseBatch:
 
 def find_batches(graph: tf.Graph, ops: list[tf.Operation]) -> list[SparseBatch]:
     """The sparse batches among a graph's arguments and the outputs of iterators."""
-    found = [
+    batches = [
         SparseBatch(*op.outputs)
         for op in ops
         if op.type.startswith("DeserializeSparse")
@@ -91,9 +91,9 @@ def find_batches(graph: tf.Graph, ops: list[tf.Operation]) -> list[SparseBatch]:
             continue  # A Python value, such as a number.
         width = len(tf.nest.flatten(spec, expand_composites=True))
         if isinstance(spec, tf.SparseTensorSpec) and position + 3 <= len(inputs):
-            found.append(SparseBatch(*inputs[position : position + 3]))
+            batches.append(SparseBatch(*inputs[position : position + 3]))
         position += width
-    return [batch for batch in found if batch.is_whole()]
+    return [batch for batch in batches if batch.is_whole()]
 
 
 def flows_of(batch: SparseBatch, rows: int) -> dict:
@@ -158,16 +158,16 @@ def transfer(
     Returns:
       None if no input lists entries.
     """
-    found = [flow.entry for flow in inputs]
-    if not any(found):
+    entries = [flow.entry for flow in inputs]
+    if not any(entries):
         return None
-    source = next((e.source for e in found if e is not None and e.source), None)
+    source = next((e.source for e in entries if e is not None and e.source), None)
     rule = _RULES.get(op.type)
     if source is not None and op.type in _OF_SPARSE:
         rule = None
-    flow = rule(op, output, found, inputs) if rule is not None else None
+    flow = rule(op, output, entries, inputs) if rule is not None else None
     if flow is None:
-        flow = _entrywise(op, output, found, inputs, by_rows)
+        flow = _entrywise(op, output, entries, inputs, by_rows)
     elif flow.axes and (source is not None or op.type in _WRITES):
         if not _has_all_rows(op, output, flow, batch_size, flow_of):
             flow = None
@@ -192,29 +192,29 @@ def _rows_apart(key: tuple) -> Flow:
     return Flow(DATA, (0,), key[0])
 
 
-def _entrywise(op, output, found, inputs, by_rows):
+def _entrywise(op, output, entries, inputs, by_rows):
     """The flow of an op that computes each entry from the same entry of its inputs.
 
     An op that keeps the rows on axis 0 apart does so for the rows of a list.
     """
     if op.type in _SAME:
-        return _entries(found[0].key, found[0].role)
-    lists = [entry for entry in found if entry is not None]
+        return _entries(entries[0].key, entries[0].role)
+    lists = [entry for entry in entries if entry is not None]
     one = all(_role(entry, VALUES, lists[0].key) for entry in lists)
-    beside = any(f.kind == DATA for f, e in zip(inputs, found, strict=True) if not e)
+    beside = any(f.kind == DATA for f, e in zip(inputs, entries, strict=True) if not e)
     if by_rows is None or not one or beside or not output.shape.rank:
         return None
     if any(t.shape.rank is None for t in op.inputs):
         return None
-    rows = [f if e is None else _LISTED for f, e in zip(inputs, found, strict=True)]
+    rows = [f if e is None else _LISTED for f, e in zip(inputs, entries, strict=True)]
     flow = by_rows(op, output, rows, None)
     apart = flow.leads and flow.layout == _LISTED.layout and not flow.coupled
     apart = apart and not flow.obstacle and not flow.placed
     return _entries(lists[0].key, VALUES) if apart else None
 
 
-def _reshape(op, output, found, inputs):
-    entry = found[0]
+def _reshape(op, output, entries, inputs):
+    entry = entries[0]
     if entry is None or not output.shape.rank or op.inputs[0].shape.rank is None:
         return None
     if op.type == "Squeeze" and 0 in (op.get_attr("squeeze_dims") or [0]):
@@ -224,10 +224,10 @@ def _reshape(op, output, found, inputs):
     return _entries(entry.key, entry.role) if same else None
 
 
-def _strided_slice(op, output, found, inputs):
+def _strided_slice(op, output, entries, inputs):
     """The flow of `indices[:, c]` and `values[:, tf.newaxis]`."""
-    entry = found[0]
-    if entry is None or any(found[1:]) or op.get_attr("ellipsis_mask"):
+    entry = entries[0]
+    if entry is None or any(entries[1:]) or op.get_attr("ellipsis_mask"):
         return None
     bounds = [tf.get_static_value(op.inputs[i]) for i in (1, 2, 3)]
     whole = op.get_attr("begin_mask") & op.get_attr("end_mask") & 1
@@ -246,8 +246,8 @@ def _strided_slice(op, output, found, inputs):
     return _entries(entry.key, ROWS if bounds[0][1] == 0 else VALUES)
 
 
-def _gather(op, output, found, inputs):
-    params, indices = found[0], found[1]
+def _gather(op, output, entries, inputs):
+    params, indices = entries[0], entries[1]
     if op.get_attr("batch_dims") or indices is None:
         return None
     if op.type == "GatherV2":
@@ -287,10 +287,10 @@ def _own_entries(flow: Flow, rows: int | None, entry: Entries) -> Flow | None:
     return _entries(entry.key, VALUES) if apart else None
 
 
-def _gather_nd(op, output, found, inputs):
-    if found[0] is not None or not _names_rows(found[1]):
+def _gather_nd(op, output, entries, inputs):
+    if entries[0] is not None or not _names_rows(entries[1]):
         return None
-    return _own_entries(inputs[0], found[1].key[0], found[1])
+    return _own_entries(inputs[0], entries[1].key[0], entries[1])
 
 
 def _names_rows(entry: Entries | None) -> bool:
@@ -300,14 +300,14 @@ def _names_rows(entry: Entries | None) -> bool:
     )
 
 
-def _scatter(op, output, found, inputs):
+def _scatter(op, output, entries, inputs):
     """The flow of entries that are written, each to its own row."""
     places, updates = (0, 1) if op.type == "ScatterNd" else (1, 2)
-    entry = found[places]
+    entry = entries[places]
     alone = _role(entry, ROWS) and op.inputs[places].shape[1:] == [1]
     if not (alone or _names_rows(entry)):
         return None
-    if not _role(found[updates], VALUES, entry.key):
+    if not _role(entries[updates], VALUES, entry.key):
         return None
     return _rows_apart(entry.key)
 
@@ -326,19 +326,19 @@ def _has_all_rows(op, output, flow: Flow, batch_size: int | None, flow_of) -> bo
     return like is not None and like.layout == flow.layout
 
 
-def _where(op, output, found, inputs):
-    if _role(found[0], VALUES) and op.inputs[0].shape.rank == 1:
-        return _entries(found[0].key, CHOSEN)
+def _where(op, output, entries, inputs):
+    if _role(entries[0], VALUES) and op.inputs[0].shape.rank == 1:
+        return _entries(entries[0].key, CHOSEN)
     return None
 
 
-def _unique(op, output, found, inputs):
-    if not _role(found[0], VALUES) or op.inputs[0].shape.rank != 1:
+def _unique(op, output, entries, inputs):
+    if not _role(entries[0], VALUES) or op.inputs[0].shape.rank != 1:
         return None
-    return _entries(found[0].key, PLACES if output.value_index else DISTINCT)
+    return _entries(entries[0].key, PLACES if output.value_index else DISTINCT)
 
 
-def _sparse_reshape(op, output, found, inputs):
+def _sparse_reshape(op, output, entries, inputs):
     """The flow of a `SparseReshape` that keeps `[B, N]`, a batch of lists of ids."""
     if output.value_index:
         return Flow(SIZE, power=None, dims=(1, None))
@@ -349,24 +349,24 @@ def _sparse_reshape(op, output, found, inputs):
     last = parts.inputs[1].op
     if last.type != "GatherV2" or last.inputs[0] is not op.inputs[1]:
         return None
-    if tf.get_static_value(last.inputs[1]) != 1 or not _role(found[0], INDICES):
+    if tf.get_static_value(last.inputs[1]) != 1 or not _role(entries[0], INDICES):
         return None
-    return _entries(found[0].key, INDICES)
+    return _entries(entries[0].key, INDICES)
 
 
-def _fill_empty_rows(op, output, found, inputs):
-    if not _role(found[0], INDICES) or not _role(found[1], VALUES, found[0].key):
+def _fill_empty_rows(op, output, entries, inputs):
+    if not _role(entries[0], INDICES) or not _role(entries[1], VALUES, entries[0].key):
         return None
-    key = (*found[0].key, _FILLED + op.name)
+    key = (*entries[0].key, _FILLED + op.name)
     if output.value_index < 2:
         return _entries(key, (INDICES, VALUES)[output.value_index])
     return _rows_apart(key) if output.value_index == 2 else Flow(DATA, None)
 
 
-def _reorder(op, output, found, inputs):
-    if not _role(found[0], INDICES) or not _role(found[1], VALUES, found[0].key):
+def _reorder(op, output, entries, inputs):
+    if not _role(entries[0], INDICES) or not _role(entries[1], VALUES, entries[0].key):
         return None
-    return _entries((*found[0].key, op.name), (INDICES, VALUES)[output.value_index])
+    return _entries((*entries[0].key, op.name), (INDICES, VALUES)[output.value_index])
 
 
 def _filled(key: tuple) -> bool:
@@ -377,38 +377,38 @@ def _filled(key: tuple) -> bool:
     return key[-1].startswith(_FILLED)
 
 
-def _segment_sum(op, output, found, inputs):
-    rows = found[1]
-    if _role(rows, ROWS) and _filled(rows.key) and _role(found[0], VALUES, rows.key):
+def _segment_sum(op, output, entries, inputs):
+    rows = entries[1]
+    if _role(rows, ROWS) and _filled(rows.key) and _role(entries[0], VALUES, rows.key):
         return _rows_apart(rows.key)
     return None
 
 
-def _looked_up_sum(op, output, found, inputs):
-    table, places, rows = found[:3]
+def _looked_up_sum(op, output, entries, inputs):
+    table, places, rows = entries[:3]
     if _role(table, DISTINCT) and _role(places, PLACES, table.key):
         by_row = _role(rows, ROWS, table.key) and _filled(table.key)
         return _rows_apart(table.key) if by_row else None
     return None
 
 
-def _concat(op, output, found, inputs):
+def _concat(op, output, entries, inputs):
     """The flow of indices that are joined from row numbers and further columns."""
-    splits = _splits(op, found)
+    splits = _splits(op, entries)
     if splits is not None:
         return splits
     if output.shape.rank != 2 or tf.get_static_value(op.inputs[-1]) not in (1, -1):
         return None
-    first, *rest = found[:-1]
+    first, *rest = entries[:-1]
     if not _role(first, ROWS) or op.inputs[0].shape[1] != 1:
         return None
     same = all(_role(entry, VALUES, first.key) for entry in rest)
     return _entries(first.key, INDICES) if same else None
 
 
-def _pack(op, output, found, inputs):
+def _pack(op, output, entries, inputs):
     """The flow of indices that are stacked from row numbers and further columns."""
-    first, *rest = found
+    first, *rest = entries
     if output.shape.rank != 2 or op.get_attr("axis") not in (1, -1):
         return None
     apart = _role(first, ROWS) and all(_role(e, VALUES, first.key) for e in rest)
@@ -437,62 +437,63 @@ def split_strings(op, output, inputs, batch_size) -> Flow:
     return _entries((1, op.name), (INDICES, VALUES)[output.value_index])
 
 
-def _looked_up(op, output, found, inputs):
+def _looked_up(op, output, entries, inputs):
     """The flow of entries that are looked up in a shared table."""
     shared = inputs[2].kind == PUBLIC and output.shape.rank == op.inputs[1].shape.rank
-    apart = shared and _role(found[1], VALUES)
-    return _entries(found[1].key, VALUES) if apart else None
+    apart = shared and _role(entries[1], VALUES)
+    return _entries(entries[1].key, VALUES) if apart else None
 
 
-def _lengths(op, output, found, inputs):
+def _lengths(op, output, entries, inputs):
     """The flow of the numbers of entries: `tf.math.bincount(rows, minlength=B)`."""
     counted = inputs[1].kind == SIZE and inputs[1].power == 1
     binary = op.type == "DenseBincount" and op.get_attr("binary_output")
     unweighted = inputs[2].kind == PUBLIC and op.inputs[2].shape.num_elements() == 0
-    if not _role(found[0], ROWS) or not counted or binary or not unweighted:
+    if not _role(entries[0], ROWS) or not counted or binary or not unweighted:
         return None
-    return _entries(found[0].key, LENGTHS)
+    return _entries(entries[0].key, LENGTHS)
 
 
-def _ends(op, output, found, inputs):
-    plain = not (op.get_attr("exclusive") or op.get_attr("reverse"))
-    return _entries(found[0].key, ENDS) if plain and _role(found[0], LENGTHS) else None
+def _ends(op, output, entries, inputs):
+    backward = op.get_attr("exclusive") or op.get_attr("reverse")
+    apart = _role(entries[0], LENGTHS) and not backward
+    return _entries(entries[0].key, ENDS) if apart else None
 
 
-def _splits(op, found) -> Flow | None:
+def _splits(op, entries) -> Flow | None:
     """The flow of `tf.concat([[0], ends], 0)`."""
-    if len(found) != 3 or not _role(found[1], ENDS):
+    if len(entries) != 3 or not _role(entries[1], ENDS):
         return None
     first = tf.get_static_value(op.inputs[0])
     zero = first is not None and first.tolist() == [0]
-    return _entries(found[1].key, SPLITS) if zero else None
+    return _entries(entries[1].key, SPLITS) if zero else None
 
 
-def _counted(op, output, found, inputs):
+def _counted(op, output, entries, inputs):
     """The flow of `RaggedBincount`: the counts of the values of each example."""
-    apart = _role(found[0], SPLITS) and _role(found[1], VALUES, found[0].key)
+    apart = _role(entries[0], SPLITS) and _role(entries[1], VALUES, entries[0].key)
     public = all(flow.kind == PUBLIC for flow in inputs[2:])
-    return _rows_apart(found[0].key) if apart and public else None
+    return _rows_apart(entries[0].key) if apart and public else None
 
 
-def _grams(op, output, found, inputs):
+def _grams(op, output, entries, inputs):
     """The flow of n-grams: neighbouring words of each row, in a new list."""
-    if not _role(found[1], SPLITS) or not _role(found[0], VALUES, found[1].key):
+    if not _role(entries[1], SPLITS) or not _role(entries[0], VALUES, entries[1].key):
         return None
-    return _entries((*found[1].key, op.name), (VALUES, SPLITS)[output.value_index])
+    return _entries((*entries[1].key, op.name), (VALUES, SPLITS)[output.value_index])
 
 
-def _padded(op, output, found, inputs):
+def _padded(op, output, entries, inputs):
     """The flow of rows padded to a length that is the same for every batch."""
-    lengths = known_value(op.inputs[0])
+    lengths = static_value(op.inputs[0])
     kinds = [kind.decode() for kind in op.get_attr("row_partition_types")]
     if kinds != ["FIRST_DIM_SIZE", "VALUE_ROWIDS"] or lengths is None:
         return None
     lengths = np.reshape(lengths, -1).tolist()
     if any(length is None or length < 0 for length in lengths[1:]):
         return None
-    key = found[4].key if found[4] is not None else None
-    apart = _role(found[4], ROWS) and _role(found[1], VALUES, key)
+    key = entries[4].key if entries[4] is not None else None
+    apart = _role(entries[4], ROWS) and _role(entries[1], VALUES, key)
     counted = inputs[3].kind == SIZE and inputs[3].power == 1
     apart = apart and counted and inputs[2].kind == PUBLIC
     return _rows_apart(key) if apart else None
@@ -514,24 +515,24 @@ def cross(op, output, inputs, batch_size) -> Flow:
     return _entries((1, op.name), (INDICES, VALUES)[output.value_index])
 
 
-def _matmul(op, output, found, inputs):
-    if not _role(found[0], INDICES) or not _role(found[1], VALUES, found[0].key):
+def _matmul(op, output, entries, inputs):
+    if not _role(entries[0], INDICES) or not _role(entries[1], VALUES, entries[0].key):
         return None
     apart = inputs[3].kind == PUBLIC and not op.get_attr("adjoint_a")
-    return _rows_apart(found[0].key) if apart else None
+    return _rows_apart(entries[0].key) if apart else None
 
 
-def _to_dense(op, output, found, inputs):
-    if not _role(found[0], INDICES) or not _role(found[2], VALUES, found[0].key):
+def _to_dense(op, output, entries, inputs):
+    if not _role(entries[0], INDICES) or not _role(entries[2], VALUES, entries[0].key):
         return None
     if inputs[3].kind == DATA:
         return None
-    return _rows_apart(found[0].key) if output.shape.rank else None
+    return _rows_apart(entries[0].key) if output.shape.rank else None
 
 
-def _ctc(op, output, found, inputs):
+def _ctc(op, output, entries, inputs):
     """The flow of a CTC loss: a loss for each row of labels; logits `[T, B, C]`."""
-    labels = _role(found[1], INDICES) and _role(found[2], VALUES, found[1].key)
+    labels = _role(entries[1], INDICES) and _role(entries[2], VALUES, entries[1].key)
     flow = ctc_of_dense_labels(output, inputs)
     return dataclasses.replace(flow, obstacle="") if labels and flow.axes else None
 

@@ -52,8 +52,8 @@ def is_compiled(op: tf.Operation) -> bool:
 def functions_in(op: tf.Operation) -> list:
     """The functions that an op may call, by its attributes or, in TF 1, its type."""
     names = [op.type, *functions_in_attributes(op.node_def)]
-    found = [find_function(op.graph, name) for name in names]
-    return [function for function in found if function is not None]
+    functions = [find_function(op.graph, name) for name in names]
+    return [function for function in functions if function is not None]
 
 
 def add_functions(op: tf.Operation, graph: tf.Graph) -> None:
@@ -64,9 +64,9 @@ def add_functions(op: tf.Operation, graph: tf.Graph) -> None:
 
 def gradient_function(op: tf.Operation) -> Callable | None:
     """The gradient function of this op alone, not of its op type; or None."""
-    own = _tf_private.own_gradient(op)
-    if own is not None:
-        return own
+    function = _tf_private.own_gradient(op)
+    if function is not None:
+        return function
     try:
         op.get_attr("_gradient_op_type")
     except ValueError:
@@ -99,24 +99,24 @@ def _closure(function) -> dict:
     code, cells = (getattr(function, n, None) for n in ("__code__", "__closure__"))
     if code is None or cells is None:
         return {}
-    found = {}
+    contents = {}
     for name, cell in zip(code.co_freevars, cells, strict=True):
         try:
-            found[name] = cell.cell_contents
+            contents[name] = cell.cell_contents
         except ValueError:  # not yet filled
             continue
-    return found
+    return contents
 
 
 def _codes_in(function) -> set:
     """The code of all functions that are defined inside `function`."""
     todo = [function.__code__]
-    found = set()
+    codes = set()
     while todo:
         inner = [c for c in todo.pop().co_consts if isinstance(c, types.CodeType)]
-        found.update(inner)
+        codes.update(inner)
         todo += inner
-    return found
+    return codes
 
 
 def is_stateful(op: tf.Operation) -> bool:
@@ -153,8 +153,8 @@ def resources_of(op: tf.Operation) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     if not resources:
         return [], []
     attribute = op.node_def.attr.get("_read_only_resource_inputs")
-    kept = set(attribute.list.i) if attribute is not None else set()
-    reads = [t for i, t in enumerate(op.inputs) if i in kept]
+    read_only = set(attribute.list.i) if attribute is not None else set()
+    reads = [t for i, t in enumerate(op.inputs) if i in read_only]
     names = {t.ref() for t in reads}
     return reads, [t for t in resources if t.ref() not in names]
 

@@ -29,27 +29,27 @@ EXACT = (tf.int32, tf.int64, tf.float64)
 
 def static_number(tensor: tf.Tensor) -> float | None:
     """The value of a constant number, through a few ops more than TensorFlow folds."""
-    value = known_value(tensor)
-    known = value is not None and np.size(value) == 1
-    value = np.reshape(value, ())[()] if known else None
+    value = static_value(tensor)
+    single = value is not None and np.size(value) == 1
+    value = np.reshape(value, ())[()] if single else None
     return None if value is None else float(value)
 
 
-def known_shape(output: tf.Tensor) -> list[int | None]:
+def static_shape(output: tf.Tensor) -> list[int | None]:
     """The static shape of a `Reshape`, with the sizes known from its shape input."""
     shape = output.shape.as_list()
     if None not in shape:
         return shape
-    found = known_value(output.op.inputs[1])
-    if found is None or np.size(found) != len(shape):
+    target = static_value(output.op.inputs[1])
+    if target is None or np.size(target) != len(shape):
         return shape
-    told = (None if b is None or b < 0 else int(b) for b in np.reshape(found, [-1]))
+    told = (None if b is None or b < 0 else int(b) for b in np.reshape(target, [-1]))
     return [b if a is None else a for a, b in zip(shape, told, strict=True)]
 
 
-def known_order(op: tf.Operation) -> list[int] | None:
+def static_order(op: tf.Operation) -> list[int] | None:
     """The order of the axes after a `Transpose`; None if unknown."""
-    order = known_value(op.inputs[1])
+    order = static_value(op.inputs[1])
     if order is None:
         order = _order_for_many(op)
     if order is None or None in np.reshape(order, [-1]):
@@ -73,13 +73,15 @@ def _order_for_many(op: tf.Operation):
     least = test.inputs[0].op
     if least.type != "Minimum":
         return None
-    sizes = [known_value(size) for size in least.inputs]
+    sizes = [static_value(size) for size in least.inputs]
     lengths = op.inputs[0].shape.as_list() if op.inputs[0].shape.rank else [None]
     # The size of the batch axis is unknown; the known size decides.
     if [size is None for size in sizes].count(True) != 1 or lengths[0] is not None:
         return None
     (fixed,) = (size for size in sizes if size is not None)
-    return known_value(choice.inputs[1] if np.size(fixed) and fixed == 1 else otherwise)
+    return static_value(
+        choice.inputs[1] if np.size(fixed) and fixed == 1 else otherwise
+    )
 
 
 def takes_every_row(op: tf.Operation) -> bool:
@@ -168,8 +170,8 @@ def rows_alike(tensor: tf.Tensor, axis: int) -> bool:
     if op.type == "Pack":
         # The new axis moves every axis in front of it away from the end.
         new = op.get_attr("axis") % rank - rank
-        own = axis + 1 if axis < new else axis
-        return axis != new and all(rows_alike(t, own) for t in op.inputs)
+        source_axis = axis + 1 if axis < new else axis
+        return axis != new and all(rows_alike(t, source_axis) for t in op.inputs)
     if op.type == "OneHot" and op.get_attr("axis") == -1 and axis < -1:
         return rows_alike(op.inputs[0], axis + 1)
     if op.type in ("Reshape", "Squeeze", "StridedSlice"):
@@ -215,9 +217,9 @@ def _same_axis(before: tf.TensorShape, after: tf.TensorShape, axis: int) -> int 
     if not (before.is_fully_defined() and after.is_fully_defined()):
         return None
     wanted = after[axis], math.prod(after[axis + 1 :])
-    for found, length in enumerate(before):
-        if (length, math.prod(before[found + 1 :])) == wanted:
-            return found
+    for place, length in enumerate(before):
+        if (length, math.prod(before[place + 1 :])) == wanted:
+            return place
     return None
 
 
@@ -238,7 +240,7 @@ def _draws_alike(op: tf.Operation) -> bool:
     return all(t.shape.rank == 0 for t in op.inputs if t.dtype.is_floating)
 
 
-_GIVEN = frozenset(("Placeholder", "ReadVariableOp", "VariableV2"))
+_READ = frozenset(("Placeholder", "ReadVariableOp", "VariableV2"))
 
 
 def draws_the_same(op: tf.Operation) -> bool:
@@ -254,7 +256,7 @@ def draws_the_same(op: tf.Operation) -> bool:
         tensor = pending.pop()
         before = tensor.op
         number = tensor.dtype != tf.resource and tensor.shape.num_elements() == 1
-        if number and before.type in _GIVEN:
+        if number and before.type in _READ:
             continue
         if before.type in ops.RANDOM:
             return False
@@ -345,7 +347,7 @@ def _lower_bound(tensor: tf.Tensor):
     return max((b for b in bounds if b is not None), default=None)
 
 
-def known_value(tensor: tf.Tensor):
+def static_value(tensor: tf.Tensor):
     """The value of a tensor, with None for unknown entries; None if all are unknown."""
     value = tf.get_static_value(tensor)
     if value is not None:
@@ -357,13 +359,13 @@ def known_value(tensor: tf.Tensor):
         rank = op.inputs[0].shape.rank
         return None if rank is None else np.array(op.inputs[0].shape.as_list(), object)
     if op.type in ops.SAME_NUMBERS:
-        return _same_numbers(tensor, known_value(op.inputs[0]))
+        return _same_numbers(tensor, static_value(op.inputs[0]))
     if op.type == "Split":
         return _piece(tensor)
     compute = _COMPUTED.get(op.type)
     if compute is None:
         return None
-    inputs = [known_value(t) for t in op.inputs]
+    inputs = [static_value(t) for t in op.inputs]
     if op.type == "Pack":
         return _pack(op, *inputs)
     return None if any(value is None for value in inputs) else compute(op, *inputs)
@@ -383,7 +385,7 @@ def _same_numbers(tensor: tf.Tensor, value):
 
 def _piece(tensor: tf.Tensor):
     """The known entries of a piece of a vector that is split into equal pieces."""
-    value = known_value(tensor.op.inputs[1])
+    value = static_value(tensor.op.inputs[1])
     if value is None or np.ndim(value) != 1:
         return None
     return np.split(value, len(tensor.op.outputs))[tensor.value_index]
@@ -466,10 +468,10 @@ def _by_entry(compute: Callable, *values):
     if len(lengths) > 1 or any(np.ndim(value) > 1 for value in values):
         return None
     arrays = np.broadcast_arrays(*(np.array(value, object) for value in values))
-    found = [compute(*entries) for entries in zip(*map(np.ravel, arrays), strict=True)]
-    if all(entry is None for entry in found):
+    items = [compute(*entries) for entries in zip(*map(np.ravel, arrays), strict=True)]
+    if all(entry is None for entry in items):
         return None
-    return found[0] if arrays[0].ndim == 0 else np.array(found, object)
+    return items[0] if arrays[0].ndim == 0 else np.array(items, object)
 
 
 _COMPUTED = {

@@ -55,9 +55,9 @@ def find_external_state(op: tf.Operation, of_examples: bool = False) -> str | No
             continue
         if name in ops.FROM_OUTSIDE and (of_examples or name not in ops.OF_ONE_RUN):
             return name
-        known = name in ops.KEEPS_NOTHING or name in ops.FIRST_ARGUMENT
-        known = known or name.startswith((*ops.COLLECTIVES, *ops.SEEDED_DRAWS))
-        if _is_stateful(name) and not known:
+        stateless = name in ops.KEEPS_NOTHING or name in ops.FIRST_ARGUMENT
+        stateless = stateless or name.startswith((*ops.COLLECTIVES, *ops.SEEDED_DRAWS))
+        if _is_stateful(name) and not stateless:
             return name
     return None
 
@@ -87,25 +87,25 @@ def has_own_gradient(op: tf.Operation) -> bool:
 
 
 def _is_stateful(name: str) -> bool:
-    known = _tf_private.definition_of(name)
-    return known is None or known.is_stateful or name in ops.PYTHON
+    definition = _tf_private.definition_of(name)
+    return definition is None or definition.is_stateful or name in ops.PYTHON
 
 
 def _ops_within(op: tf.Operation) -> set[str]:
     """The type of an op, and of all ops of all functions that it calls."""
-    found = {_type_of(op.node_def)}
+    types = {_type_of(op.node_def)}
     for name in origins.functions_of(op):
         for definition in origins.definitions(op.graph, name):
             if definition is None:
-                found.add("a function that is not known")
+                types.add("a function that is not known")
             else:
-                found |= {
+                types |= {
                     _type_of(node)
                     for node in definition.node_def
                     # A call as of TensorFlow 1, whose function is among these as well.
                     if origins.definition_of(op.graph, node.op) is None
                 }
-    return found
+    return types
 
 
 def _type_of(node: _tf_private.NodeDef) -> str:

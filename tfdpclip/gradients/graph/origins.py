@@ -68,10 +68,10 @@ def _node_brings_data(node: _tf_private.NodeDef) -> bool:
         return True
     if node.op in _HARMLESS or node.op in ops.PUBLIC_LEAVES or is_zeros(node):
         return False
-    known = _tf_private.definition_of(node.op)
-    if known is None or (known.is_stateful and known.output_arg):
+    definition = _tf_private.definition_of(node.op)
+    if definition is None or (definition.is_stateful and definition.output_arg):
         return True
-    return bool(known.output_arg) and not any(
+    return bool(definition.output_arg) and not any(
         not name.startswith("^") for name in node.input
     )
 
@@ -87,12 +87,12 @@ def definitions(graph, name: str) -> Iterator[_tf_private.FunctionDef | None]:
     Yields:
       The definition of each function; None for a function that is not found.
     """
-    pending, known = [name], set()
+    pending, visited = [name], set()
     while pending:
         name = pending.pop()
-        if name in known:
+        if name in visited:
             continue
-        known.add(name)
+        visited.add(name)
         definition = definition_of(graph, name)
         yield definition
         for node in definition.node_def if definition is not None else ():
@@ -113,8 +113,8 @@ def definition_of(graph, name: str) -> _tf_private.FunctionDef | None:
     function = find_function(graph, name)
     if function is None:
         return None
-    found = getattr(function, "cached_definition", None)
-    return found if found is not None else function.definition
+    cached = getattr(function, "cached_definition", None)
+    return cached if cached is not None else function.definition
 
 
 def first_handle(handle: tf.Tensor) -> tf.Tensor:
@@ -184,10 +184,10 @@ def captured_from(tensor: tf.Tensor):
     """
     graph = tensor.graph
     while True:
-        found = [e for e, i in getattr(graph, "captures", ()) if i is tensor]
-        if not found:
+        captures = [e for e, i in getattr(graph, "captures", ()) if i is tensor]
+        if not captures:
             return tensor
-        tensor = found[0]
+        tensor = captures[0]
         if _tf_private.is_eager(tensor):
             return tensor
         graph = tensor.graph

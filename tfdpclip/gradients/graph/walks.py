@@ -33,13 +33,13 @@ def ancestors(
 
 def descendants(op: tf.Operation) -> list[tf.Operation]:
     """The ops of the same graph that read a result of `op`, directly or not."""
-    found, stack = {op}, [op]
+    reached, stack = {op}, [op]
     while stack:
         for tensor in stack.pop().outputs:
-            readers = [o for o in tensor.consumers() if o not in found]
-            found.update(readers)
+            readers = [o for o in tensor.consumers() if o not in reached]
+            reached.update(readers)
             stack += readers
-    return list(found - {op})
+    return list(reached - {op})
 
 
 def before_identities(tensor: tf.Tensor) -> tf.Tensor:
@@ -52,9 +52,9 @@ def before_identities(tensor: tf.Tensor) -> tf.Tensor:
 def find_function(graph: tf.Graph, name: str | bytes):
     """The function called `name` that ops of `graph` can call, or None."""
     while graph is not None:
-        found = _tf_private.function_named(graph, name)
-        if found is not None:
-            return found
+        function = _tf_private.function_named(graph, name)
+        if function is not None:
+            return function
         graph = getattr(graph, "outer_graph", None)
     return None
 

@@ -132,7 +132,7 @@ _TABLE = (
         "table of public ones, or, for a softmax of the example's own: axis=-1.",
     ),
     _of(
-        "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum",
+        "MatMul BatchMatMulV2 BatchMatMulV3 Einsum",
         "It sums products over the examples, as do tf.tensordot(a, b, 2) and the "
         "correlations of a batch (Barlow Twins, VICReg). For one product per example "
         "write tf.reduce_sum(a * b, axis=-1, keepdims=True).",

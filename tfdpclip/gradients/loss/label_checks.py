@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip.gradients.errors import LossStructureError
 from tfdpclip.gradients.graph import op_copies, ops
-from tfdpclip.gradients.graph.known import known_value
+from tfdpclip.gradients.graph.known import static_value
 from tfdpclip.gradients.graph.origins import definition_of
 from tfdpclip.gradients.graph.walks import ancestors
 
@@ -174,7 +174,7 @@ def _looked_up_apart(op: tf.Operation) -> tf.Tensor | None:
 
 def _bounds(tensor: tf.Tensor, first: tf.Tensor, rank: int) -> list | None:
     """The `begin` or `size` entries of a slice; `_LENGTH` where that is `first`'s."""
-    value = known_value(tensor)
+    value = static_value(tensor)
     if value is None or len(value) != rank:
         return None
     parts = [None if part is None else int(part) for part in value]

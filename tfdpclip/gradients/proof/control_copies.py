@@ -42,16 +42,15 @@ class ControlCopies(OpCopies):
 
     Args:
       source: the graph with the original ops.
-      given: the tensors that replace tensors of `source`, by reference of the replaced
-        tensor.
+      tensors: the tensors in the place of tensors of `source`, by their references.
       name: a prefix for the names of the new ops.
       compiled: whether XLA compiles the copies.
       around: the copies of the graph around `source`; a custom gradient inside may read
         them.
     """
 
-    def __init__(self, source, given, name, compiled, around=None):
-        super().__init__(source, given, name, compiled)
+    def __init__(self, source, tensors, name, compiled, around=None):
+        super().__init__(source, tensors, name, compiled)
         self._around = around
 
     def copy_of(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -61,8 +60,8 @@ class ControlCopies(OpCopies):
                 return self._around.copy_of(tensor)
         return super().copy_of(tensor)
 
-    def _within(self, source, given, name, compiled) -> OpCopies:
-        return ControlCopies(source, given, name, compiled, self)
+    def _within(self, source, tensors, name, compiled) -> OpCopies:
+        return ControlCopies(source, tensors, name, compiled, self)
 
     def _outputs(self, op: tf.Operation, inputs: list) -> list[tf.Tensor]:
         if op.type not in ops.CONTROL_FLOW:
@@ -75,17 +74,17 @@ class ControlCopies(OpCopies):
         ):
             return write(op, inputs)
 
-    def _copied(self, op, graph, given, results) -> list[tf.Tensor]:
+    def _copied(self, op, graph, tensors, results) -> list[tf.Tensor]:
         """Copies of `results` of a function's graph, in the current graph."""
         name = f"{self._name}_ops/{op.name}"
-        inner = self._within(graph, given, name, self._compiled)
+        inner = self._within(graph, tensors, name, self._compiled)
         return [tf.identity(inner.copy_of(t)) for t in results]
 
     def _branch(self, op: tf.Operation, inputs: list) -> list[tf.Tensor]:
-        choice, *given = inputs
+        choice, *arguments = inputs
 
         def written(graph):
-            names = {t.ref(): g for t, g in zip(graph.inputs, given, strict=True)}
+            names = {t.ref(): g for t, g in zip(graph.inputs, arguments, strict=True)}
             results = graph.outputs[: len(op.outputs)]
             return lambda: self._copied(op, graph, names, results)
 
@@ -99,11 +98,11 @@ class ControlCopies(OpCopies):
 
     def _loop(self, op: tf.Operation, inputs: list) -> list[tf.Tensor]:
         cond, body = _graphs(op)
-        kept = [o is i for o, i in zip(body.outputs, body.inputs, strict=False)]
-        kept = [k or t.dtype == tf.resource for k, t in zip(kept, inputs, strict=False)]
-        moving = [i for i, k in enumerate(kept) if not k]
+        same = [o is i for o, i in zip(body.outputs, body.inputs, strict=False)]
+        same = [k or t.dtype == tf.resource for k, t in zip(same, inputs, strict=False)]
+        moving = [i for i, k in enumerate(same) if not k]
 
-        def given(graph, values):
+        def tensors_of(graph, values):
             full = list(inputs)
             for place, value in zip(moving, values, strict=True):
                 full[place] = value
@@ -111,16 +110,16 @@ class ControlCopies(OpCopies):
             return {t.ref(): value for t, value in pairs}
 
         def goes_on(*values):
-            return self._copied(op, cond, given(cond, values), cond.outputs[:1])[0]
+            return self._copied(op, cond, tensors_of(cond, values), cond.outputs[:1])[0]
 
         def step(*values):
             results = [body.outputs[i] for i in moving]
-            return self._copied(op, body, given(body, values), results)
+            return self._copied(op, body, tensors_of(body, values), results)
 
         # XLA differentiates a loop only if the number of steps has a known bound.
         bound = tf.get_static_value(inputs[1]) if len(inputs) > 1 else None
-        known = bound is not None and bound.ndim == 0 and int(bound) > 0
-        found = tf.while_loop(
+        bounded = bound is not None and bound.ndim == 0 and int(bound) > 0
+        finals = tf.while_loop(
             goes_on,
             step,
             [inputs[i] for i in moving],
@@ -131,9 +130,9 @@ class ControlCopies(OpCopies):
                 for i in moving
             ],
             parallel_iterations=op.get_attr("parallel_iterations"),
-            maximum_iterations=int(bound) if known and self._compiled else None,
+            maximum_iterations=int(bound) if bounded and self._compiled else None,
         )
         outputs = list(inputs)
-        for place, value in zip(moving, found, strict=True):
+        for place, value in zip(moving, finals, strict=True):
             outputs[place] = value
         return outputs[: len(op.outputs)]

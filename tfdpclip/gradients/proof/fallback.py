@@ -77,11 +77,11 @@ def jacobian(
 
     if not (has_form_of_xla() and _needs_sizes(per_example, handles, one, indices)):
         try:
-            found = tf.vectorized_map(one, indices, fallback_to_while_loop=True)
+            rows = tf.vectorized_map(one, indices, fallback_to_while_loop=True)
             # If the branches of a condition differ in rank, TensorFlow loses the shape.
             return [
                 tf.ensure_shape(g, [None, *v.shape])
-                for g, v in zip(found, variables, strict=True)
+                for g, v in zip(rows, variables, strict=True)
             ]
         except ValueError as error:
             if not _lost_lists(error):
@@ -105,10 +105,10 @@ def _needs_sizes(per_example, handles, one, indices) -> bool:
     """
     with scratch_graph() as graph:
         tf.gradients(per_example, list(handles))
-        found = {op.type for op in graph.get_operations()}
-        if found & ops.BRANCHES:
+        types = {op.type for op in graph.get_operations()}
+        if types & ops.BRANCHES:
             return True
-        if not found & (ops.LOOPS | ops.FUNCTION_CALLS):
+        if not types & (ops.LOOPS | ops.FUNCTION_CALLS):
             return False
     with scratch_graph() as graph:
         try:
@@ -118,7 +118,7 @@ def _needs_sizes(per_example, handles, one, indices) -> bool:
             fails = _lost_lists(error)
     if not fails:
         return False
-    if found & ops.LOOPS:
+    if types & ops.LOOPS:
         raise NotImplementedError(
             "A loop uses variables in a way that no per-example rule covers, and XLA "
             "cannot compile a Jacobian of the loop. Leave out jit_compile=True, give "
@@ -219,9 +219,9 @@ class SlowGradients:
         self._batch_size = batch_size
         self._budget = budget
         self._bytes = 4 * sum(math.prod(v.shape) for v in variables)
-        self._kept: list[tf.Tensor] | None = None
+        self._gradients: list[tf.Tensor] | None = None
         if budget.reserve(self._bytes):
-            self._kept = self._built(tf.constant(0), batch_size)
+            self._gradients = self._built(tf.constant(0), batch_size)
         else:
             self._refuse_random_passes()
 
@@ -230,9 +230,9 @@ class SlowGradients:
 
     def part(self, start, size) -> list[tf.Tensor]:
         """The gradients of `size` examples, `[size, *shape]` for each variable."""
-        if self._kept is None:
+        if self._gradients is None:
             return self._built(start, size)
-        return [cut_rows(values, start, size) for values in self._kept]
+        return [cut_rows(values, start, size) for values in self._gradients]
 
     def squared_norms(self) -> tf.Tensor:
         """The squared norms of the gradients, `[B, V]`, for V variables.
@@ -249,7 +249,7 @@ class SlowGradients:
             ]
             return tf.stack(squares, axis=1)
 
-        if self._kept is not None:
+        if self._gradients is not None:
             squares = compute(tf.constant(0), self._batch_size)
         else:
             chunk, width = self._budget.chunk(self._bytes), len(self.variables)
@@ -271,10 +271,10 @@ class SlowGradients:
           kept: the mask of the examples that count, `[B]`; None for all. The gradients
             of dropped examples may be infinite or NaN.
         """
-        if self._kept is None:
+        if self._gradients is None:
             return self._sums_of_another_pass(columns, kept)
         sums = []
-        for weights, values in zip(columns, self._kept, strict=True):
+        for weights, values in zip(columns, self._gradients, strict=True):
             values = tf.cast(values, tf.float32) if values.dtype.size < 4 else values
             if kept is not None:
                 values = rows_where(kept, values)
@@ -287,11 +287,11 @@ class SlowGradients:
             groups.setdefault(weights.ref(), (weights, []))[1].append(place)
         sums: list = [None] * len(self.variables)
         for weights, places in groups.values():
-            found = None if kept is not None else self._maker.sums(weights, places)
-            if found is None:
+            totals = None if kept is not None else self._maker.sums(weights, places)
+            if totals is None:
                 every = tf.ones_like(weights, tf.bool) if kept is None else kept
-                found = self._masked_sums(places, weights, every)
-            for place, total in zip(places, found, strict=True):
+                totals = self._masked_sums(places, weights, every)
+            for place, total in zip(places, totals, strict=True):
                 variable = self.variables[place]
                 if total is None:
                     total = tf.zeros(variable.shape, variable.dtype)

@@ -119,43 +119,42 @@ def _gaps(
       flows: the analysis of a graph.
       outputs: the tensors of the graph to be proven; by default all outputs.
     """
-    given = [b for b in flows.sparse_batches if b.is_given()]
-    cut = {t.ref() for b in given for t in (b.indices, b.values, b.shape)}
+    batches = [b for b in flows.sparse_batches if b.is_given()]
+    cut = {t.ref() for b in batches for t in (b.indices, b.values, b.shape)}
     used = _used(flows.outputs if outputs is None else outputs, cut)
     for op in flows.ops:
         outputs = [t for t in op.outputs if t.ref() in used]
-        found = [flows[t] for t in outputs]
         reason = next((r for t in outputs if (r := _unknown_property(t, flows))), None)
         if reason is not None:
             yield op, reason
-        elif any(flow.trained for flow in found):
+        elif any(flows[t].trained for t in outputs):
             yield from _gaps_backward(op, flows)
         numbers = {t.value_index for t in outputs}
         for inner in flows.inner.get(op, ()):
             yield from _gaps(inner, _needed(op, inner, numbers))
 
 
-def _used(outputs: Iterable[tf.Tensor], given: Collection = ()) -> set:
+def _used(outputs: Iterable[tf.Tensor], ends: Collection = ()) -> set:
     """The references of all tensors that the values of `outputs` depend on.
 
     Args:
       outputs: tensors of a graph.
-      given: the references of tensors whose inputs are not followed: the components of
+      ends: the references of tensors whose inputs are not followed: the components of
         sparse batches, whose examples are known.
     """
-    found, stack = set(), list(outputs)
+    used, stack = set(), list(outputs)
     while stack:
         tensor = stack.pop()
-        if tensor.ref() in found:
+        if tensor.ref() in used:
             continue
-        found.add(tensor.ref())
-        if tensor.ref() in given:
+        used.add(tensor.ref())
+        if tensor.ref() in ends:
             continue
         if known.is_pinned(tensor.op) or tensor.op.type in ops.ITERATORS:
             continue  # A pinned op is a constant; an iterator's output is the data.
         limit = known.pinned_to(tensor.op)
         stack += tensor.op.inputs if limit is None else [limit]
-    return found
+    return used
 
 
 def _needed(op: tf.Operation, inner: Dataflow, numbers: set[int]) -> list[tf.Tensor]:

@@ -109,10 +109,10 @@ class ExamplesAlone:
         self._sparse = flows.sparse_batches
         # A loop may lose the static number of examples; the data still have it.
         lengths = {s.shape[0] for s in self._sources}
-        known = lengths.pop() if len(lengths) == 1 else None
+        length = lengths.pop() if len(lengths) == 1 else None
         self._count = flows.batch_size
-        if self._count is None and known is not None:
-            self._count = known // flows.rows_per_example
+        if self._count is None and length is not None:
+            self._count = length // flows.rows_per_example
         self._random: list[tf.Tensor] = []
         self._rows: dict = {}
         self._drawing: tf.Operation | None = None
@@ -121,28 +121,28 @@ class ExamplesAlone:
     def _plan(self) -> None:
         """Finds the tensors that depend on no data; copies read them from the step."""
         flows = self._flows
-        given = {source.ref() for source in self._sources}
+        sources = {source.ref() for source in self._sources}
         handles = {handle.ref() for handle in self._handles}
         for batch in self._sparse:
-            given |= {t.ref() for t in (batch.indices, batch.values, batch.shape)}
-        self._kept: dict = {}
-        affected = set(given)
+            sources |= {t.ref() for t in (batch.indices, batch.values, batch.shape)}
+        self._shared: dict = {}
+        affected = set(sources)
         for op in flows.ops:
-            if all(t.ref() in given for t in op.outputs) and op.outputs:
+            if all(t.ref() in sources for t in op.outputs) and op.outputs:
                 continue
             if not any(t.ref() in affected for t in op.inputs):
-                self._refuse_data(op, given)
+                self._refuse_data(op, sources)
                 # Integer constants are copied: ops in a new graph may need the value.
                 # Ops on variables are copied: no gradient passes between two graphs.
                 # New memory is copied: the loops of TensorFlow's CTC write into their
                 # first values, which must not be those of the step or of all examples.
-                known = op.type == "Const" and op.outputs[0].dtype.is_integer
-                known = known or op.type in _MEMORY
+                copied = op.type == "Const" and op.outputs[0].dtype.is_integer
+                copied = copied or op.type in _MEMORY
                 trained = any(
                     t.ref() in handles or flows[t].trained for t in op.outputs
                 )
-                if not known and not trained:
-                    self._kept.update((t.ref(), t) for t in op.outputs)
+                if not copied and not trained:
+                    self._shared.update((t.ref(), t) for t in op.outputs)
                 continue
             # A draw with a constant seed is copied: the copy has the numbers of the
             # first place for each example.
@@ -174,7 +174,7 @@ class ExamplesAlone:
         Args:
           affected: the references of the tensors that depend on the data.
         """
-        for ref, tensor in self._kept.items():
+        for ref, tensor in self._shared.items():
             if tensor.op.type == "Const" or not tensor.shape.rank:
                 continue
             readers = [
@@ -211,19 +211,19 @@ class ExamplesAlone:
         flow = self._flows[tensor]
         return flow.leads and bool(flow.rows) and not flow.minor
 
-    def _refuse_data(self, op: tf.Operation, given: set) -> None:
+    def _refuse_data(self, op: tf.Operation, sources: set) -> None:
         """Raises for data that cannot be cut into examples.
 
         Args:
-          op: an op whose inputs depend on no tensor of `given`.
-          given: the references of the tensors that are cut. Data that only these
+          op: an op whose inputs depend on no tensor of `sources`.
+          sources: the references of the tensors that are cut. Data that only these
             tensors are made of, such as a serialised sparse batch, are not read.
         """
         for tensor in op.outputs:
-            if tensor.ref() in given:
+            if tensor.ref() in sources:
                 continue
             readers = [r for r in tensor.consumers() if r in self._flows]
-            if readers and all(t.ref() in given for r in readers for t in r.outputs):
+            if readers and all(t.ref() in sources for r in readers for t in r.outputs):
                 continue
             if self._flows[tensor].kind == DATA and not self._flows[tensor].made:
                 raise ExampleIsolationError(
@@ -246,8 +246,8 @@ class ExamplesAlone:
                     f"cannot be copied. Replace {self._proof.op.name!r}."
                     + see("one-example-at-a-time")
                 )
-        known = op_copies.repeatable(op) or op_copies.draws(op)
-        if not known or op_copies.find_external_state(op, of_examples=True) is not None:
+        valid = op_copies.repeatable(op) or op_copies.draws(op)
+        if not valid or op_copies.find_external_state(op, of_examples=True) is not None:
             raise ExampleIsolationError(
                 f"{op.name!r} (a {op.type}) may have an effect, or read state that an "
                 "earlier step wrote, so gradients cannot be made one example at a "
@@ -267,11 +267,11 @@ class ExamplesAlone:
         has_one_each = self._has_one_loss_each()
         with tf.control_dependencies(self._refuse_other_lengths(has_one_each)):
             indices = tf.identity(indices)
-        found = map_elements(self._example_gradients, indices, signature)
+        rows = map_elements(self._example_gradients, indices, signature)
         if not in_xla():
-            return found
+            return rows
         # XLA drops assertions: no example has weight if the numbers differ.
-        return [tf.where(has_one_each, g, tf.cast(math.nan, g.dtype)) for g in found]
+        return [tf.where(has_one_each, g, tf.cast(math.nan, g.dtype)) for g in rows]
 
     def _has_one_loss_each(self) -> tf.Tensor:
         """Whether the data have rows for as many examples as there are losses."""
@@ -312,12 +312,12 @@ class ExamplesAlone:
           index: the number of the example.
           handles: the current graph's handles of the variables.
         """
-        given = dict(self._kept)
+        tensors = dict(self._shared)
         for outer, inner in zip(self._handles, handles, strict=True):
-            given[outer.ref()] = inner
+            tensors[outer.ref()] = inner
         static = self._count is not None
         for tensor in (*self._sources, *self._random):
-            given[tensor.ref()] = self._cut(tensor, index, static)
+            tensors[tensor.ref()] = self._cut(tensor, index, static)
         for batch in self._sparse:
             rows = index[tf.newaxis]
             size = tf.cast(batch.shape[0], tf.int32)
@@ -329,8 +329,8 @@ class ExamplesAlone:
             for old, new in zip(
                 (batch.indices, batch.values, batch.shape), parts, strict=True
             ):
-                given[old.ref()] = new
-        copies = ControlCopies(self._losses.graph, given, "alone", has_form_of_xla())
+                tensors[old.ref()] = new
+        copies = ControlCopies(self._losses.graph, tensors, "alone", has_form_of_xla())
         losses = copies.copy_of(self._losses)
         # The loss at the first place: the place of an example in the batch depends on
         # the records drawn before it, so no gradient may depend on the place.
@@ -355,12 +355,12 @@ class ExamplesAlone:
             ) from error
 
     def _gradients(self, loss, handles) -> list[tf.Tensor]:
-        found = tf.gradients(loss, handles)
+        gradients = tf.gradients(loss, handles)
         return [
             tf.zeros(v.shape, v.dtype)
             if g is None
             else tf.ensure_shape(tf.convert_to_tensor(g), v.shape)
-            for g, v in zip(found, self._variables, strict=True)
+            for g, v in zip(gradients, self._variables, strict=True)
         ]
 
     def _cut(self, tensor: tf.Tensor, index: tf.Tensor, static: bool) -> tf.Tensor:
@@ -368,9 +368,9 @@ class ExamplesAlone:
         rows = self._rows.get(tensor.ref(), self._flows[tensor].rows)
         # A slice of static length, because XLA needs static shapes.
         begin = [index * rows, *([0] * (tensor.shape.rank - 1))]
-        own = tf.slice(tensor, begin, [rows, *([-1] * (tensor.shape.rank - 1))])
+        part = tf.slice(tensor, begin, [rows, *([-1] * (tensor.shape.rank - 1))])
         if static:
             count = self._count
-            own = tf.tile(own, [count, *([1] * (tensor.shape.rank - 1))])
-            return tf.ensure_shape(own, tensor.shape)
-        return tf.ensure_shape(own, [rows, *tensor.shape[1:]])
+            part = tf.tile(part, [count, *([1] * (tensor.shape.rank - 1))])
+            return tf.ensure_shape(part, tensor.shape)
+        return tf.ensure_shape(part, [rows, *tensor.shape[1:]])

@@ -1,4 +1,4 @@
-"""The rules for contractions: MatMul, BatchMatMul, Einsum."""
+"""The rules for contractions: MatMul, BatchMatMulV2, Einsum."""
 
 from __future__ import annotations
 
@@ -207,5 +207,5 @@ def _arrangement(roles: _Roles, shape: list[int]) -> Callable:
 
 #: The rules, by type of op.
 RULES: dict[str, Callable] = dict.fromkeys(
-    "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum".split(), _contraction
+    "MatMul BatchMatMulV2 BatchMatMulV3 Einsum".split(), _contraction
 )

@@ -23,7 +23,7 @@ In `fit` (called by `PrivacyBudget`):
 * `draw_check`: the data were not drawn by the accounted scheme. Example: `fit(x, y)`
   with arrays, while the budget counts Poisson samples; or the accumulation or batch
   size of the optimizer differs from that of the batches.
-* `given_data`: `train_step` ignores the weights that tell drawn rows from padding.
+* `followed_step`: `train_step` ignores the weights that tell drawn rows from padding.
   Example: `x, y = data` in a `train_step` that was written for plain batches.
 * `executions`: a step is not made of the batches that are counted for it. Example:
   `train_step` calls `minimize` twice for one batch.

@@ -13,7 +13,7 @@ from tfdpclip._devices import traced_with
 from tfdpclip.gradients import status
 from tfdpclip.keras import _compat
 from tfdpclip.keras.watching.executions import runs_eagerly
-from tfdpclip.keras.watching.given_data import (
+from tfdpclip.keras.watching.followed_step import (
     FollowedStep,
     has_functions_within,
     has_own_step,

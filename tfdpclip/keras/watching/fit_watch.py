@@ -21,7 +21,7 @@ from tfdpclip.keras import _compat, replicas
 from tfdpclip.keras.watching import constant_state, private_state
 from tfdpclip.keras.watching.compiled_steps import CompiledSteps
 from tfdpclip.keras.watching.executions import runs_eagerly
-from tfdpclip.keras.watching.given_data import FollowedStep, followed_step
+from tfdpclip.keras.watching.followed_step import FollowedStep, followed_step
 from tfdpclip.keras.watching.step_history import ForeignHistory, StepHistory
 from tfdpclip.keras.watching.step_labels import StepLabels
 from tfdpclip.keras.watching.step_search import (
@@ -54,7 +54,7 @@ OUTSIDE_UPDATES = (
     "values or public data only (allow_outside_updates)"
 )
 
-# A part of TensorFlow's error for a tensor of another graph.
+# A part of TensorFlow's error for a tensor of a foreign graph.
 _STAGED = "AutoGraph tried to define it automatically, but ran into a "
 _OUT_OF_SCOPE = "out of scope"
 FIRST_STEP = "building the private step, and comparing its gradients"
@@ -74,17 +74,17 @@ def _budget_with(option: str) -> str:
 
 
 class FitWatch:
-    """Wraps the training step of one call of `fit`, and checks each execution.
+    """Wraps the training step of a call of `fit`, and checks each execution.
 
     Keras gives callbacks neither the data nor the step. But Keras looks up
     `model.train_function` before every execution, and calls the function with the
-    iterator. The watch therefore replaces `model.train_function` for one call at a
-    time.
+    iterator. The watch therefore replaces `model.train_function` before each
+    call.
 
     *Formal guarantees*
 
-    * No execution runs on an iterator other than an iterator of the drawer's batches,
-      made by the methods of those batches.
+    * No execution runs on an iterator but of the drawer's batches, or of batches made
+      by their methods.
     * A write to a weight by anything but the optimizer, in the traced step or between
       two executions, is reported before the next execution.
 
@@ -93,7 +93,7 @@ class FitWatch:
       history: the optimizer's history.
       drawer: the drawer that must draw the data; None switches this check off.
       exact: whether a second drawer of the same scheme is refused.
-      check_updates: whether to look for writes to the weights by other code.
+      check_updates: whether to look for outside writes to the weights.
       fed_by: called with the drawer of the data, before the first execution.
       several_workers: whether several processes take part in every step.
       around: makes the context in which every execution runs.
@@ -129,9 +129,9 @@ class FitWatch:
         compares = getattr(self._optimizer, "check_gradients", None) == "first"
         self._compiled = CompiledSteps(model, compares)
         self._traced: set[int] = set()
-        # What the step writes to beside the optimizer, and makes of releases alone.
+        # Variables that the step writes beside the optimizer, of releases alone.
         self._of_releases: list[tf.Variable] = []
-        # Whether the step runs eagerly, and the releases of all optimizers before it.
+        # Whether the step runs eagerly, and all optimizers' releases before the step.
         self._eager, self._all_before = False, {}
         self._runs_eagerly, self._functions_eager = False, False
         # The last training step that was checked, the `tf.function` in that step, and
@@ -179,8 +179,8 @@ class FitWatch:
     def forget_values(self) -> None:
         """Forgets the weights after the optimizer took steps between two executions.
 
-        Writes by other code since the last execution cannot be told from those steps,
-        so they become an assumption of the statement.
+        Writes since the last execution cannot be told from the optimizer's steps, and
+        become an assumption of the statement.
         """
         if self._weights is not None:
             if self._check_updates and self._weights.look() is not None:
@@ -188,7 +188,7 @@ class FitWatch:
             self._weights = None
 
     def run(self, function: Callable, iterator: Any) -> Any:
-        """Runs one execution."""
+        """Runs an execution."""
         if self._model.optimizer is not self._optimizer:
             raise PrivacyMismatchError(
                 "model.optimizer was replaced during training; the steps of the new "
@@ -245,10 +245,10 @@ class FitWatch:
         return logs
 
     def _forget_untraced(self, function: Callable) -> None:
-        """Has Keras make the training function anew if no trace of it was completed.
+        """Has Keras make the training function anew if no trace was completed.
 
-        A `tf.function` whose first trace made variables and raised does nothing when it
-        is called again, and returns None.
+        If the first trace of a `tf.function` made variables and raised, later calls do
+        nothing, and return None.
         """
         if _tf_private.trace_count(_compat.step_function_of(function)) == 0:
             self._model.__dict__["train_function"] = None
@@ -265,7 +265,7 @@ class FitWatch:
         return max(0, self._ran)
 
     def take(self) -> int:
-        """Returns the number of releases since the last call, and resets it to 0."""
+        """Returns the number of releases since the last call, and begins at 0 again."""
         ran, self._ran = self.ran, 0
         return ran
 
@@ -497,7 +497,7 @@ class FitWatch:
                 )
 
     def _check_others(self, step: StepLabels, watched: list[tf.Variable]) -> None:
-        """Reports what a trace writes to the weights, unless it is of releases."""
+        """Reports a trace's writes to the weights, unless they are of releases."""
         updates = find_other_updates(step, watched)
         released = []
         if updates and self._drawer is not None:
@@ -507,7 +507,7 @@ class FitWatch:
                 all_unwrapped(self._model.trainable_variables),
                 self._optimizer.written_by_steps(),
             )
-        # The losses of later steps read other values of them.
+        # The losses of later steps read newer values of the variables.
         constant_state.exempt_releases(released, True)
         self._of_releases += released
         exempt = {id(variable) for variable in released}
@@ -555,7 +555,7 @@ class FitWatch:
 
 @contextlib.contextmanager
 def _explain_added_losses() -> Iterator[None]:
-    """Says what to write for Keras's error about the shapes of added losses."""
+    """Explains Keras's error about the shapes of added losses, with code to write."""
     try:
         yield
     except ValueError as error:
@@ -588,9 +588,9 @@ def _raise_as_traced() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explain_kept_traces() -> Iterator[None]:
-    """Says what to do about the trace of a function that `train_step` calls.
+    """Explains the error of the trace of a function that `train_step` calls.
 
-    Such a trace reads the weights of the element of one training function.
+    The trace reads the weights of the element of a single training function.
     """
     try:
         yield
@@ -609,7 +609,7 @@ def _explain_kept_traces() -> Iterator[None]:
 def _hide_values(done: int) -> Iterator[None]:
     """Keeps the values of a drawn record out of the error of a failed assertion.
 
-    The step stays reserved, and so counted: its failure tells who was drawn.
+    The step stays reserved, and so counted: its failure tells of a drawn record.
     """
     try:
         yield
@@ -630,7 +630,7 @@ def _hide_values(done: int) -> Iterator[None]:
 
 
 class _WatchedCall:
-    """Replaces `model.train_function` until the next call, then restores it."""
+    """Stands in the place of `model.train_function` until the next call begins."""
 
     def __init__(self, watch: FitWatch, model: tf.keras.Model, function: Callable):
         self._watch = watch

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import cast
 
+import numpy as np
 import tensorflow as tf
 
 from tfdpclip.sampling.drawer import Drawer, IteratorState
@@ -27,12 +28,14 @@ def drawn_elements(
       lengths: the lengths that elements may have; empty for the number of drawn rows,
         None for one length.
     """
-    count = None if steps is None else steps * drawer.pieces
-    size = tf.data.INFINITE_CARDINALITY if count is None else count
-    dataset = tf.data.Dataset.from_generator(
-        ElementGenerator(drawer, count, lengths),
-        output_signature=drawer.signature(lengths),
-    ).apply(tf.data.experimental.assert_cardinality(size))
+    reader = _ElementReader(drawer, lengths)
+    if steps is None:
+        places = tf.data.Dataset.from_tensors(0).repeat()
+    else:
+        places = tf.data.Dataset.range(steps * drawer.pieces)
+    # `from_generator` has four functions to prepare for each iterator, which takes as
+    # long as several steps, and calls two of them for each element.
+    dataset = places.scan(tf.constant(-1, tf.int64), reader.scan)
     # Without these options, tf.data gathers ahead, and an element that is gathered but
     # not used shifts all later elements.
     dataset = dataset.with_options(_options())
@@ -71,29 +74,36 @@ def _options() -> tf.data.Options:
     return options
 
 
-class ElementGenerator:
-    """A generator function: `from_generator` calls the object once for each iterator.
+class _ElementReader:
+    """Reads the next element for each iterator of a data set.
 
-    The object must not keep the drawer alive: TensorFlow never releases a generator,
-    and the drawer holds the data. The data set, which every iterator keeps, holds
-    the drawer.
+    The object does not keep the drawer, with the data, alive: the data set, which every
+    iterator keeps, holds the drawer.
     """
 
-    def __init__(
-        self, drawer: Drawer, length: int | None, lengths: Sequence[int] | None
-    ):
+    def __init__(self, drawer: Drawer, lengths: Sequence[int] | None):
         self._drawer = weakref.ref(drawer)
-        self._length = length  # None for no end.
         self._lengths = lengths
+        self._signature = drawer.signature(lengths)
+        self._numbers = itertools.count()
+        # The places of the iterators, by the number that TensorFlow hands on.
+        self._states: dict[int, IteratorState] = {}
 
-    def __call__(self) -> Iterator:
-        state = IteratorState()
+    @tf.autograph.experimental.do_not_convert
+    def scan(self, number: tf.Tensor, place: tf.Tensor) -> tuple:
+        """The iterator's number, -1 before its first element, and the next element."""
+        del place
+        specs = tf.nest.flatten(self._signature)
+        types = [tf.int64, *(spec.dtype for spec in specs)]
+        number, *parts = tf.numpy_function(self._read, [number], types)
+        number.set_shape([])
+        for part, spec in zip(parts, specs, strict=True):
+            part.set_shape(spec.shape)
+        return number, tf.nest.pack_sequence_as(self._signature, parts)
 
-        def element(_: Any) -> tuple:
-            drawer = cast(Drawer, self._drawer())
-            return drawer.next_element(state, self._lengths)
-
-        if self._length is None:
-            # With `map`, a second call after an error raises again and does not end.
-            return map(element, itertools.repeat(None))
-        return (element(i) for i in range(self._length))
+    def _read(self, number: np.ndarray) -> list:
+        place = int(number) if number >= 0 else next(self._numbers)
+        state = self._states.setdefault(place, IteratorState())
+        drawer = cast(Drawer, self._drawer())
+        element = drawer.next_element(state, self._lengths)
+        return [np.int64(place), *tf.nest.flatten(element)]

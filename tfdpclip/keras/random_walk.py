@@ -19,13 +19,14 @@ _LOOKED_AT, _SIMULATED = 200_000, 4000
 class RandomWalk:
     """The variance of every weight if its gradients were noise alone.
 
-    SGD's variance is exact, Adam's is simulated: Adam divides by the noise.
+    SGD's variance is exact, Adam's is simulated: Adam divides by the noise. A walk that
+    begins after some steps takes the velocities of noise alone along.
 
     *Formal guarantees*: a function of released weights and public settings.
 
     Args:
       optimizer: the built optimizer; `follows` is False for optimizers other than SGD
-        and Adam, for correlated noise, and after the optimizer's first step.
+        and Adam, and for correlated noise.
       variables: the trained variables.
     """
 
@@ -37,7 +38,6 @@ class RandomWalk:
             and not optimizer.weight_decay
             and not optimizer.use_ema
             and optimizer.noise is None
-            and int(optimizer.iterations.numpy()) == 0
             and min(optimizer.noise_stddevs.values()) > 0
             # An optimizer may be built for more variables than the model trains.
             and len(optimizer.clip.assignment or variables) == len(variables)
@@ -57,6 +57,8 @@ class RandomWalk:
             self._moments = np.zeros(shape, np.float32)
         self._random = np.random.default_rng(0)
         self._last = self._stddevs()
+        self._advance()
+        self._moments[:: 2 if _is_sgd(optimizer) else 3] = 0.0
 
     def _stddevs(self) -> np.ndarray:
         return np.array(list(self._optimizer.noise_stddevs.values()))

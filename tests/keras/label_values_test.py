@@ -107,7 +107,28 @@ def test_texts_are_refused_for_every_loss_that_takes_numbers(make, loss):
     model.compile("sgd", loss)
     batches = dpc.sampling.Poisson(0.5).batches((X, TEXTS))
     with pytest.raises(ValueError, match="y holds texts, and loss"):
-        loss_shapes.refuse_texts(model, batches._drawer.specs)
+        loss_shapes.refuse_misfit(model, batches._drawer.specs)
+
+
+@pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", CROSSENTROPY()])
+@pytest.mark.parametrize("tokens", [False, True])
+def test_one_hot_labels_are_refused_where_a_loss_takes_class_numbers(loss, tokens):
+    shape = (4, 3) if tokens else (3,)
+    model = tf.keras.Sequential([tf.keras.Input(shape), L.Dense(3)])
+    x = np.zeros([COUNT, *shape], "float32")
+
+    def refuse(labels):
+        batches = dpc.sampling.Poisson(0.5).batches((x, labels))
+        loss_shapes.refuse_misfit(model, batches._drawer.specs)
+
+    model.compile("sgd", loss)
+    classes = np.zeros(x.shape[:-1], "int64")
+    refuse(classes)
+    refuse(classes[..., None])
+    with pytest.raises(ValueError, match=r"y has 3 numbers.*np\.argmax\(y, axis=-1\)"):
+        refuse(np.eye(3)[classes])
+    model.compile("sgd", "categorical_crossentropy")
+    refuse(np.eye(3)[classes])
 
 
 @pytest.mark.parametrize("make", [one_output, Subclass])
@@ -164,7 +185,7 @@ def test_a_loss_that_reads_texts_is_not_refused():
     model = one_output(1)
     model.compile("sgd", length)
     batches = dpc.sampling.Poisson(0.5).batches((X, TEXTS))
-    loss_shapes.refuse_texts(model, batches._drawer.specs)
+    loss_shapes.refuse_misfit(model, batches._drawer.specs)
 
 
 def test_the_column_of_several_labels_is_named():
@@ -173,7 +194,7 @@ def test_the_column_of_several_labels_is_named():
     y = {"a": TEXTS, "b": CLASSES.astype("float32")}
     batches = dpc.sampling.Poisson(0.5).batches((X, y))
     with pytest.raises(ValueError, match=r"y\['a'\] holds texts"):
-        loss_shapes.refuse_texts(model, batches._drawer.specs)
+        loss_shapes.refuse_misfit(model, batches._drawer.specs)
     with pytest.raises(ValueError, match=r"y\['a'\] holds the class 3, .*3 outputs"):
         loss_shapes.refuse_unknown_ids(model, (X, {**y, "a": CLASSES + 1}))
     loss_shapes.refuse_unknown_ids(model, (X, {**y, "a": CLASSES}))

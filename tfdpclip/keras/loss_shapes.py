@@ -17,21 +17,25 @@ from tfdpclip.sampling.row_weights import names
 
 
 def refuse_misfit(model: Any, specs: Iterable[Any]) -> None:
-    """Raises ValueError where Keras could not multiply weights with losses.
+    """Raises ValueError where the types or shapes of batches do not fit the model.
 
-    Only models with a single output of known shape are checked. For further models,
-    Keras raises an error of its own before a step.
+    Texts, where the model or a loss takes numbers: TensorFlow traces a step that makes
+    numbers of texts, and the step fails when it runs. One-hot labels, where a loss
+    takes the number of a class: Keras 2 fails in words about ops. Weights that Keras
+    could not multiply with losses, in models with a single output of known shape: for
+    further models, Keras raises an error of its own before a step.
 
     Args:
       model: a compiled model.
       specs: the element specs (x, y, weights) that the batches may have.
     """
-    errors = [_misfit(model, *spec) for spec in specs]
-    if errors and all(errors):
-        raise ValueError(errors[0] + see("labels-for-each-token"))
+    for misfit in (_input_or_label, _weights):
+        errors = [misfit(model, *spec) for spec in specs]
+        if errors and all(errors):
+            raise ValueError(errors[0])
 
 
-def _misfit(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
+def _weights(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
     if isinstance(weights, dict) and not _compat.takes_weights_by_name(model):
         y, w = (
             ", ".join(f"{part}[{name!r}]" for name in model.output_names)
@@ -40,7 +44,7 @@ def _misfit(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
         return (
             "Keras 3 takes a dict of weights only for models with a dict of outputs, "
             "and this model has a list: give tuples, in the order of the outputs, "
-            f"plan.batches((x, ({y}), ({w})))."
+            f"plan.batches((x, ({y}), ({w})))." + see("labels-for-each-token")
         )
     losses = _losses_of(model, labels, weights)
     if losses is None or _fits(weights.shape[1:], losses[1:]):
@@ -54,7 +58,7 @@ def _misfit(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
         f"{labels.dtype.name}: {_shown(losses)}. Give a weight for each loss, or for "
         "each record: plan.batches((x, y, sample_weight)) with sample_weight of shape "
         f"{_shown(losses)} or [n, 1]. Give a class for each token as integers, "
-        "y.astype('int32')."
+        "y.astype('int32')." + see("labels-for-each-token")
     )
 
 
@@ -132,21 +136,6 @@ def refuse_missing_labels(model: Any, specs: Iterable[Any]) -> None:
     )
 
 
-def refuse_texts(model: Any, specs: Iterable[Any]) -> None:
-    """Raises ValueError for texts where the model or a loss takes numbers.
-
-    TensorFlow traces a step that makes numbers of texts, and the step fails when it
-    runs.
-
-    Args:
-      model: a compiled model.
-      specs: the element specs (x, y, weights) that the batches may have.
-    """
-    errors = [_text(model, *spec) for spec in specs]
-    if errors and all(errors):
-        raise ValueError(errors[0])
-
-
 def refuse_unknown_ids(
     model: Any, arrays: tuple | None, traced: Traced | None = None
 ) -> None:
@@ -184,7 +173,7 @@ def refuse_unknown_ids(
             )
 
 
-def _text(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
+def _input_or_label(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
     del weights
     for tensor, name, spec in _inputs(model, x):
         texts = getattr(spec, "dtype", None) == tf.string
@@ -206,7 +195,20 @@ def _text(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
                 "lambda x, y: (x, lookup(y))), with lookup = tf.keras.layers."
                 "StringLookup(vocabulary=classes, num_oov_indices=0)."
             )
+        if output is not None and _is_one_hot(loss, spec, output):
+            return (
+                f"data: {name} has {output.shape[-1]} numbers for each label, and loss "
+                f"{_named(loss)} takes the number of a class: np.argmax({name}, "
+                "axis=-1). For one-hot labels, take loss='categorical_crossentropy'."
+            )
     return None
+
+
+def _is_one_hot(loss: Any, labels: Any, output: Any) -> bool:
+    """Whether a loss of class numbers gets labels with an entry for each class."""
+    if _named(loss) != "sparse_categorical_crossentropy" or output.shape[-1] == 1:
+        return False
+    return getattr(labels, "shape", tf.TensorShape(None))[1:] == output.shape[1:]
 
 
 def _takes_numbers(loss: Any, output: Any, labels: tf.TensorSpec) -> bool:

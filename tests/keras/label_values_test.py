@@ -137,9 +137,9 @@ def test_missing_labels_are_refused_before_a_step(make):
     model.compile("sgd", "mse")
     batches = dpc.sampling.Poisson(0.5).batches(X)
     with pytest.raises(ValueError, match=r"no labels y, .*\(\(x, y\)\).*frame\["):
-        loss_shapes.refuse_missing_labels(model, batches._drawer.specs)
+        loss_shapes.refuse_misfit(model, batches._drawer.specs)
     labelled = dpc.sampling.Poisson(0.5).batches((X, CLASSES))
-    loss_shapes.refuse_missing_labels(model, labelled._drawer.specs)
+    loss_shapes.refuse_misfit(model, labelled._drawer.specs)
 
 
 @pytest.mark.parametrize("fault", ["no labels", "texts", "a class without an output"])
@@ -171,10 +171,10 @@ def test_labels_that_a_step_or_no_loss_needs_may_be_missing():
     model = Autoencoder()
     model.compile("sgd", "mse")
     specs = dpc.sampling.Poisson(0.5).batches(X)._drawer.specs
-    loss_shapes.refuse_missing_labels(model, specs)
+    loss_shapes.refuse_misfit(model, specs)
     model = one_output()
     model.compile("sgd")
-    loss_shapes.refuse_missing_labels(model, specs)
+    loss_shapes.refuse_misfit(model, specs)
 
 
 def test_a_loss_that_reads_texts_is_not_refused():

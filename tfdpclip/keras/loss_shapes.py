@@ -19,20 +19,39 @@ from tfdpclip.sampling.row_weights import names
 def refuse_misfit(model: Any, specs: Iterable[Any]) -> None:
     """Raises ValueError where the types or shapes of batches do not fit the model.
 
-    Texts, where the model or a loss takes numbers: TensorFlow traces a step that makes
-    numbers of texts, and the step fails when it runs. One-hot labels, where a loss
-    takes the number of a class: Keras 2 fails in words about ops. Weights that Keras
-    could not multiply with losses, in models with a single output of known shape: for
-    further models, Keras raises an error of its own before a step.
+    * No labels, where a compiled loss needs labels; but a `train_step` or a
+      `compute_loss` of the user may make labels of the inputs.
+    * Texts, where the model or a loss takes numbers: TensorFlow traces a step that
+      makes numbers of texts, and the step fails when it runs.
+    * One-hot labels, where a loss takes class numbers: Keras 2 fails in words of ops.
+    * Weights that Keras could not multiply with losses, in models with a single output
+      of known shape. For further models, Keras raises an error of its own.
 
     Args:
       model: a compiled model.
       specs: the element specs (x, y, weights) that the batches may have.
     """
-    for misfit in (_input_or_label, _weights):
+    for misfit in (_labels, _texts, _weights):
         errors = [misfit(model, *spec) for spec in specs]
         if errors and all(errors):
             raise ValueError(errors[0])
+
+
+def _labels(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
+    del x, weights
+    loss, leaves = _compat.compiled_loss_of(model), tf.nest.flatten(labels)
+    # The spec of None has no type.
+    if not loss or not leaves or any(hasattr(leaf, "dtype") for leaf in leaves):
+        return None
+    steps = ("train_step", "compute_loss")
+    if any(getattr(type(model), n) is not getattr(tf.keras.Model, n) for n in steps):
+        return None
+    named = "a loss" if tf.nest.is_nested(loss) else f"loss {_named(loss)}"
+    return (
+        f"data: there are no labels y, and {named} of the model compares with labels. "
+        "Give a tuple of inputs and labels: plan.batches((x, y)), or of a frame, "
+        "plan.batches((frame[columns], frame['label']))."
+    )
 
 
 def _weights(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
@@ -111,31 +130,6 @@ def _losses_of(model: Any, labels: Any, weights: Any) -> tf.TensorShape | None:
     return losses if losses.rank else None
 
 
-def refuse_missing_labels(model: Any, specs: Iterable[Any]) -> None:
-    """Raises ValueError if a compiled loss needs labels and batches have none.
-
-    A train_step or a compute_loss of the user may make labels of the inputs.
-
-    Args:
-      model: a compiled model.
-      specs: the element specs (x, y, weights) that the batches may have.
-    """
-    loss = _compat.compiled_loss_of(model)
-    # The spec of None has no type.
-    given = [hasattr(s, "dtype") for _, y, _ in specs for s in tf.nest.flatten(y)]
-    if not loss or not given or any(given):
-        return
-    steps = ("train_step", "compute_loss")
-    if any(getattr(type(model), n) is not getattr(tf.keras.Model, n) for n in steps):
-        return
-    named = "a loss" if tf.nest.is_nested(loss) else f"loss {_named(loss)}"
-    raise ValueError(
-        f"data: there are no labels y, and {named} of the model compares with labels. "
-        "Give a tuple of inputs and labels: plan.batches((x, y)), or of a frame, "
-        "plan.batches((frame[columns], frame['label']))."
-    )
-
-
 def refuse_unknown_ids(
     model: Any, arrays: tuple | None, traced: Traced | None = None
 ) -> None:
@@ -173,7 +167,7 @@ def refuse_unknown_ids(
             )
 
 
-def _input_or_label(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
+def _texts(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
     del weights
     for tensor, name, spec in _inputs(model, x):
         texts = getattr(spec, "dtype", None) == tf.string
@@ -195,20 +189,16 @@ def _input_or_label(model: Any, x: Any, labels: Any, weights: Any) -> str | None
                 "lambda x, y: (x, lookup(y))), with lookup = tf.keras.layers."
                 "StringLookup(vocabulary=classes, num_oov_indices=0)."
             )
-        if output is not None and _is_one_hot(loss, spec, output):
+        numbers = getattr(spec, "shape", tf.TensorShape(None))[1:]
+        one_hot = numbers == getattr(output, "shape", ())[1:]
+        sparse = _named(loss) == "sparse_categorical_crossentropy"
+        if sparse and one_hot and numbers.num_elements() != 1:
             return (
-                f"data: {name} has {output.shape[-1]} numbers for each label, and loss "
+                f"data: {name} has {numbers[-1]} numbers for each label, and loss "
                 f"{_named(loss)} takes the number of a class: np.argmax({name}, "
                 "axis=-1). For one-hot labels, take loss='categorical_crossentropy'."
             )
     return None
-
-
-def _is_one_hot(loss: Any, labels: Any, output: Any) -> bool:
-    """Whether a loss of class numbers gets labels with an entry for each class."""
-    if _named(loss) != "sparse_categorical_crossentropy" or output.shape[-1] == 1:
-        return False
-    return getattr(labels, "shape", tf.TensorShape(None))[1:] == output.shape[1:]
 
 
 def _takes_numbers(loss: Any, output: Any, labels: tf.TensorSpec) -> bool:

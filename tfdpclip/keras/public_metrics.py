@@ -72,11 +72,10 @@ class PublicMetrics:
         now, made = self._position(), self._optimizer
         if now is None:
             return
-        steps = now[1]
         follows = self._walk is not None and self._walk.follows
-        if follows and steps >= _FEW_STEPS and self._evidence < _DEVIATIONS:
+        if follows and now[1] >= _FEW_STEPS and self._evidence < _DEVIATIONS:
             warnings.warn(
-                f"The released gradients of {steps} steps cannot be told from noise: "
+                f"The released gradients of {now[1]} steps cannot be told from noise: "
                 "the weights moved as noise alone moves them, and the model may have "
                 "learned nothing: score it on other examples. Larger batches, fewer "
                 "weights, more examples or a larger epsilon give more signal."

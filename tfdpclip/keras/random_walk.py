@@ -49,12 +49,10 @@ class RandomWalk:
         self._first = [_part_of(v) for v in self._variables]
         self._steps = 0
         groups = len(optimizer.noise_stddevs)
-        if _is_sgd(optimizer):
-            # Variances of weight and velocity, and their covariance.
-            self._moments = np.zeros([3, groups])
-        else:
-            shape = [3, groups, max(1000, _SIMULATED // groups)]
-            self._moments = np.zeros(shape, np.float32)
+        # SGD's variances of weight and velocity, and their covariance; or simulations
+        # of Adam's weight, mean and square.
+        simulated = () if _is_sgd(optimizer) else (max(1000, _SIMULATED // groups),)
+        self._moments = np.zeros([3, groups, *simulated], np.float32)
         self._random = np.random.default_rng(0)
         self._last = self._stddevs()
         self._advance()
@@ -73,6 +71,8 @@ class RandomWalk:
         """
         self._advance()
         groups = self._optimizer.clip.assignment or [0] * len(self._variables)
+        # The relative variance of a simulated variance.
+        inexact = 0.0 if _is_sgd(self._optimizer) else 2 / self._moments[0, 0].size
         total = expected = largest = 0.0
         for variable, first, group in zip(
             self._variables, self._first, groups, strict=True
@@ -82,7 +82,7 @@ class RandomWalk:
             if distance == 0 or by_noise == 0:
                 continue  # No gradient reaches this variable.
             total, expected = total + distance, expected + by_noise
-            spread = (2 / first.size + self._inexact) ** 0.5
+            spread = (2 / first.size + inexact) ** 0.5
             largest = max(largest, abs(distance / by_noise - 1) / spread)
         return max(0.0, 1 - expected / total) if total else 0.0, largest
 
@@ -91,11 +91,6 @@ class RandomWalk:
         if _is_sgd(self._optimizer):
             return self._moments[0]
         return np.mean(np.square(self._moments[0]), axis=1)
-
-    @property
-    def _inexact(self) -> float:
-        """The relative variance of `_variance`."""
-        return 0.0 if _is_sgd(self._optimizer) else 2 / self._moments[0, 0].size
 
     def _advance(self) -> None:
         """Follows the optimizer to its step counter."""

@@ -163,9 +163,10 @@ def run(used: Settings) -> programs.Outcome:
                         "sampling_rate": one.sampling_rate,
                         "steps": one.steps,
                         "noise_multiplier": one.noise_multiplier,
-                        "per_step_noise": one.per_step_noise,
+                        "per_step_noise": one.noise_multiplier / one.batch_size,
                         "cumulative_noise": one.cumulative_noise,
-                        "cumulative_averaged_noise": one.cumulative_averaged_noise,
+                        "cumulative_averaged_noise": one.cumulative_noise
+                        / one.batch_size,
                         "effective_noise": one.effective_noise,
                         "admissible": one.steps >= used.min_steps,
                         "chosen": one.batch_size == chosen,

@@ -108,7 +108,28 @@ def test_texts_are_refused_for_every_loss_that_takes_numbers(make, loss):
     model.compile("sgd", loss)
     batches = dpc.sampling.Poisson(0.5).batches((X, TEXTS))
     with pytest.raises(ValueError, match="y holds texts, and loss"):
-        loss_shapes.refuse_texts(model, batches._drawer.specs)
+        loss_shapes.refuse_misfit(model, batches._drawer.specs)
+
+
+@pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", CROSSENTROPY()])
+@pytest.mark.parametrize("tokens", [False, True])
+def test_one_hot_labels_are_refused_where_a_loss_takes_class_numbers(loss, tokens):
+    shape = (4, 3) if tokens else (3,)
+    model = tf.keras.Sequential([tf.keras.Input(shape), L.Dense(3)])
+    x = np.zeros([COUNT, *shape], "float32")
+
+    def refuse(labels):
+        batches = dpc.sampling.Poisson(0.5).batches((x, labels))
+        loss_shapes.refuse_misfit(model, batches._drawer.specs)
+
+    model.compile("sgd", loss)
+    classes = np.zeros(x.shape[:-1], "int64")
+    refuse(classes)
+    refuse(classes[..., None])
+    with pytest.raises(ValueError, match=r"y has 3 numbers.*np\.argmax\(y, axis=-1\)"):
+        refuse(np.eye(3)[classes])
+    model.compile("sgd", "categorical_crossentropy")
+    refuse(np.eye(3)[classes])
 
 
 @pytest.mark.parametrize("make", [one_output, Subclass])
@@ -117,9 +138,9 @@ def test_missing_labels_are_refused_before_a_step(make):
     model.compile("sgd", "mse")
     batches = dpc.sampling.Poisson(0.5).batches(X)
     with pytest.raises(ValueError, match=r"no labels y, .*\(\(x, y\)\).*frame\["):
-        loss_shapes.refuse_missing_labels(model, batches._drawer.specs)
+        loss_shapes.refuse_misfit(model, batches._drawer.specs)
     labelled = dpc.sampling.Poisson(0.5).batches((X, CLASSES))
-    loss_shapes.refuse_missing_labels(model, labelled._drawer.specs)
+    loss_shapes.refuse_misfit(model, labelled._drawer.specs)
 
 
 @pytest.mark.parametrize("fault", ["no labels", "texts", "a class without an output"])
@@ -152,13 +173,13 @@ def test_labels_that_a_step_or_no_loss_needs_may_be_missing():
     model.compile("sgd", "mse")
     batches = dpc.sampling.Poisson(0.5).batches(X)
     specs = batches._drawer.specs
-    loss_shapes.refuse_missing_labels(model, specs)
+    loss_shapes.refuse_misfit(model, specs)
     model = one_output()
     model.compile("sgd")
-    loss_shapes.refuse_missing_labels(model, specs)
+    loss_shapes.refuse_misfit(model, specs)
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match="no labels y"):
-        loss_shapes.refuse_missing_labels(model, specs)
+        loss_shapes.refuse_misfit(model, specs)
 
 
 def test_a_loss_that_reads_texts_is_not_refused():
@@ -170,10 +191,10 @@ def test_a_loss_that_reads_texts_is_not_refused():
     model.compile("sgd", length)
     batches = dpc.sampling.Poisson(0.5).batches((X, TEXTS))
     specs = batches._drawer.specs
-    loss_shapes.refuse_texts(model, specs)
+    loss_shapes.refuse_misfit(model, specs)
     model.compile("sgd", lambda y, prediction: tf.square(y - prediction[:, 0]))
     with pytest.raises(ValueError, match="y holds texts"):
-        loss_shapes.refuse_texts(model, specs)
+        loss_shapes.refuse_misfit(model, specs)
 
 
 def test_the_column_of_several_labels_is_named():
@@ -182,7 +203,7 @@ def test_the_column_of_several_labels_is_named():
     y = {"a": TEXTS, "b": CLASSES.astype("float32")}
     batches = dpc.sampling.Poisson(0.5).batches((X, y))
     with pytest.raises(ValueError, match=r"y\['a'\] holds texts"):
-        loss_shapes.refuse_texts(model, batches._drawer.specs)
+        loss_shapes.refuse_misfit(model, batches._drawer.specs)
     with pytest.raises(ValueError, match=r"y\['a'\] holds the class 3, .*3 outputs"):
         loss_shapes.refuse_unknown_ids(model, (X, {**y, "a": CLASSES + 1}))
     loss_shapes.refuse_unknown_ids(model, (X, {**y, "a": CLASSES}))

@@ -407,8 +407,14 @@ def test_metrics_that_count_filled_rows_are_warned_of(batch_size):
 
 def test_inputs_and_labels_are_one_argument():
     x, y = data()
-    with pytest.raises(TypeError, match=r"as one argument: batches\(\(x, y\)\)"):
+    with pytest.raises(TypeError, match=r"one argument: batches\(\(x, y\)\)"):
         plan_of().batches(x, y)
+    plan = plan_of()
+    model = tf.keras.Sequential([tf.keras.layers.Dense(3)])
+    model.compile(plan.optimizer(), "mse")
+    for given in (x, plan.batches((x, y))):
+        with pytest.raises(TypeError, match=r"plan\.fit\(model, \(x, y\)\)"):
+            plan.fit(model, given, y)
 
 
 @pytest.mark.slow

@@ -15,14 +15,16 @@ _SCHEDULE = tf.keras.optimizers.schedules.PolynomialDecay(0.1, 30, 0.0)
 _STEPPED = tf.keras.optimizers.schedules.PiecewiseConstantDecay([10], [0.1, 0.02])
 
 
-def _fit(x, y, optimizer=None, *, epsilon=2.0, epochs=30, **options):
+def _linear(*inputs):
+    return tf.keras.Sequential([*inputs, tf.keras.layers.Dense(40, use_bias=False)])
+
+
+def _fit(x, y, optimizer=None, *, epsilon=2.0, epochs=30, built=True, **options):
     """The history and the model of a fit of a linear model."""
     plan = dpc.keras.PrivacyPlan(
         epsilon, 1e-5, len(x), batch_size=len(x), epochs=epochs
     )
-    model = tf.keras.Sequential(
-        [tf.keras.Input(x.shape[1:]), tf.keras.layers.Dense(40, use_bias=False)]
-    )
+    model = _linear(tf.keras.Input(x.shape[1:])) if built else _linear()
     made = plan.optimizer(optimizer, seed=1, **options)
     model.compile(made, tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     with warnings.catch_warnings(record=True) as caught:
@@ -41,6 +43,8 @@ def _fit(x, y, optimizer=None, *, epsilon=2.0, epochs=30, **options):
         (dpc.keras.DPSGD, {"learning_rate": _STEPPED, "momentum": 0.5}),
         (dpc.keras.DPAdam, {"learning_rate": _SCHEDULE}),
         (dpc.keras.DPAdam, {"learning_rate": 0.01, "beta_1": 0.5, "clip": 1.0}),
+        (None, {"built": False}),
+        (dpc.keras.DPAdam, {"built": False}),
     ],
 )
 def test_weights_that_only_noise_moves_are_said(optimizer, options):
@@ -55,13 +59,46 @@ def test_weights_that_only_noise_moves_are_said(optimizer, options):
     assert deviations < 3.5 and signal < 0.2
 
 
-def test_a_run_that_learns_says_nothing_and_has_a_signal():
+@pytest.mark.parametrize("built", [True, False])
+def test_a_run_that_learns_says_nothing_and_has_a_signal(built):
     rng = np.random.default_rng(1)
     y = rng.integers(0, 2, 2000)
     x = rng.normal(size=(2000, 25)).astype("float32") + 2.0 * y[:, None]
-    history, said, _ = _fit(x, y)
+    history, said, _ = _fit(x, y, built=built)
     assert not said
     assert history["signal"][-1] > 0.3
+
+
+class _Restores(tf.keras.callbacks.Callback):
+    """Like BackupAndRestore: the state of a model that had trained, when fit begins."""
+
+    def __init__(self, trained):
+        super().__init__()
+        self._trained = trained
+
+    def on_train_begin(self, logs=None):
+        self.model.set_weights(self._trained.get_weights())
+        self.model.optimizer.iterations.assign(self._trained.optimizer.iterations)
+
+
+@pytest.mark.parametrize("restored", [True, False])
+def test_a_run_that_goes_on_knows_no_signal_and_has_the_same_logs(restored):
+    data = np.zeros([20, 25], "float32"), np.zeros([20, 40], "float32")
+    plan = dpc.keras.PrivacyPlan(2.0, 1e-5, 20, batch_size=20, epochs=80)
+    model, again = [_linear(tf.keras.Input([25])) for _ in range(2)]
+    for made in (model, again):
+        made.compile(plan.optimizer(seed=1), "mse")
+    with pytest.warns(UserWarning, match="told from noise"):
+        first = plan.fit(model, data, verbose=0, epochs=25).history
+    calls = [_Restores(model)] if restored else []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*told from noise")
+        run = plan.fit(
+            again if restored else model, data, verbose=0, epochs=25, callbacks=calls
+        )
+    assert run.history.keys() == first.keys()
+    assert len(first["signal"]) == 25 and np.all(np.isfinite(first["signal"]))
+    assert np.all(np.isnan(run.history["signal"]))
 
 
 def test_a_walk_follows_sgd_and_adam_only():

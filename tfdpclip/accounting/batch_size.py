@@ -59,16 +59,6 @@ class BatchSizeNoise:
         return self.noise_multiplier * math.sqrt(self.steps)
 
     @property
-    def per_step_noise(self) -> float:
-        """z / B: the stddev of the noise on one averaged gradient."""
-        return self.noise_multiplier / self.batch_size
-
-    @property
-    def cumulative_averaged_noise(self) -> float:
-        """z sqrt(T) / B: the stddev of the noise on the sum of averaged gradients."""
-        return self.cumulative_noise / self.batch_size
-
-    @property
     def effective_noise(self) -> float:
         """z / q."""
         return self.noise_multiplier / self.sampling_rate

@@ -17,21 +17,44 @@ from tfdpclip.sampling.row_weights import names
 
 
 def refuse_misfit(model: Any, specs: Iterable[Any]) -> None:
-    """Raises ValueError where Keras could not multiply weights with losses.
+    """Raises ValueError where the types or shapes of batches do not fit the model.
 
-    Only models with a single output of known shape are checked. For further models,
-    Keras raises an error of its own before a step.
+    * No labels, where a compiled loss needs labels; but a `train_step` or a
+      `compute_loss` of the user may make labels of the inputs.
+    * Texts, where the model or a loss takes numbers: TensorFlow traces a step that
+      makes numbers of texts, and the step fails when it runs.
+    * One-hot labels, where a loss takes class numbers: Keras 2 fails in words of ops.
+    * Weights that Keras could not multiply with losses, in models with a single output
+      of known shape. For further models, Keras raises an error of its own.
 
     Args:
       model: a compiled model.
       specs: the element specs (x, y, weights) that the batches may have.
     """
-    errors = [_misfit(model, *spec) for spec in specs]
-    if errors and all(errors):
-        raise ValueError(errors[0] + see("labels-for-each-token"))
+    for misfit in (_labels, _texts, _weights):
+        errors = [misfit(model, *spec) for spec in specs]
+        if errors and all(errors):
+            raise ValueError(errors[0])
 
 
-def _misfit(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
+def _labels(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
+    del x, weights
+    loss, leaves = _compat.compiled_loss_of(model), tf.nest.flatten(labels)
+    # The spec of None has no type.
+    if not loss or not leaves or any(hasattr(leaf, "dtype") for leaf in leaves):
+        return None
+    steps = ("train_step", "compute_loss")
+    if any(getattr(type(model), n) is not getattr(tf.keras.Model, n) for n in steps):
+        return None
+    named = "a loss" if tf.nest.is_nested(loss) else f"loss {_named(loss)}"
+    return (
+        f"data: there are no labels y, and {named} of the model compares with labels. "
+        "Give a tuple of inputs and labels: plan.batches((x, y)), or of a frame, "
+        "plan.batches((frame[columns], frame['label']))."
+    )
+
+
+def _weights(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
     if isinstance(weights, dict) and not _compat.takes_weights_by_name(model):
         y, w = (
             ", ".join(f"{part}[{name!r}]" for name in model.output_names)
@@ -40,7 +63,7 @@ def _misfit(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
         return (
             "Keras 3 takes a dict of weights only for models with a dict of outputs, "
             "and this model has a list: give tuples, in the order of the outputs, "
-            f"plan.batches((x, ({y}), ({w})))."
+            f"plan.batches((x, ({y}), ({w})))." + see("labels-for-each-token")
         )
     losses = _losses_of(model, labels, weights)
     if losses is None or _fits(weights.shape[1:], losses[1:]):
@@ -54,7 +77,7 @@ def _misfit(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
         f"{labels.dtype.name}: {_shown(losses)}. Give a weight for each loss, or for "
         "each record: plan.batches((x, y, sample_weight)) with sample_weight of shape "
         f"{_shown(losses)} or [n, 1]. Give a class for each token as integers, "
-        "y.astype('int32')."
+        "y.astype('int32')." + see("labels-for-each-token")
     )
 
 
@@ -107,46 +130,6 @@ def _losses_of(model: Any, labels: Any, weights: Any) -> tf.TensorShape | None:
     return losses if losses.rank else None
 
 
-def refuse_missing_labels(model: Any, specs: Iterable[Any]) -> None:
-    """Raises ValueError if a compiled loss needs labels and batches have none.
-
-    A train_step or a compute_loss of the user may make labels of the inputs.
-
-    Args:
-      model: a compiled model.
-      specs: the element specs (x, y, weights) that the batches may have.
-    """
-    loss = _compat.compiled_loss_of(model)
-    # The spec of None has no type.
-    given = [hasattr(s, "dtype") for _, y, _ in specs for s in tf.nest.flatten(y)]
-    if not loss or not given or any(given):
-        return
-    steps = ("train_step", "compute_loss")
-    if any(getattr(type(model), n) is not getattr(tf.keras.Model, n) for n in steps):
-        return
-    named = "a loss" if tf.nest.is_nested(loss) else f"loss {_named(loss)}"
-    raise ValueError(
-        f"data: there are no labels y, and {named} of the model compares with labels. "
-        "Give a tuple of inputs and labels: plan.batches((x, y)), or of a frame, "
-        "plan.batches((frame[columns], frame['label']))."
-    )
-
-
-def refuse_texts(model: Any, specs: Iterable[Any]) -> None:
-    """Raises ValueError for texts where the model or a loss takes numbers.
-
-    TensorFlow traces a step that makes numbers of texts, and the step fails when it
-    runs.
-
-    Args:
-      model: a compiled model.
-      specs: the element specs (x, y, weights) that the batches may have.
-    """
-    errors = [_text(model, *spec) for spec in specs]
-    if errors and all(errors):
-        raise ValueError(errors[0])
-
-
 def refuse_unknown_ids(
     model: Any, arrays: tuple | None, traced: Traced | None = None
 ) -> None:
@@ -184,7 +167,7 @@ def refuse_unknown_ids(
             )
 
 
-def _text(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
+def _texts(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
     del weights
     for tensor, name, spec in _inputs(model, x):
         texts = getattr(spec, "dtype", None) == tf.string
@@ -205,6 +188,15 @@ def _text(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
                 f"Give the number of each label's class: {number}; in a pipeline, map("
                 "lambda x, y: (x, lookup(y))), with lookup = tf.keras.layers."
                 "StringLookup(vocabulary=classes, num_oov_indices=0)."
+            )
+        numbers = getattr(spec, "shape", tf.TensorShape(None))[1:]
+        one_hot = numbers == getattr(output, "shape", ())[1:]
+        sparse = _named(loss) == "sparse_categorical_crossentropy"
+        if sparse and one_hot and numbers.num_elements() != 1:
+            return (
+                f"data: {name} has {numbers[-1]} numbers for each label, and loss "
+                f"{_named(loss)} takes the number of a class: np.argmax({name}, "
+                "axis=-1). For one-hot labels, take loss='categorical_crossentropy'."
             )
     return None
 

@@ -231,8 +231,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 optimizer.refuse_unknown(self.model.trainable_variables, any_known=own)
             optimizer.build(self.model.trainable_variables)
         self._optimizer = optimizer
-        trained = self.model.trainable_variables if self.model.built else []
-        self._metrics = PublicMetrics(optimizer, trained)
+        self._metrics = PublicMetrics(optimizer)
         self._noise = NoisePlan(optimizer)
         if self._noise.scheduled and self.sampling.begins_epochs:
             raise ValueError(
@@ -383,6 +382,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         del logs
         self._executions.end()
+        self._metrics.follow(self.model)
         ran = self._watch.take()
         self._done += ran
         self._record(ran)
@@ -413,7 +413,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         del epoch, logs
         self._look_for_unseen = True
-        self._metrics.begin()
+        self._metrics.begin(self.model)
 
     def on_epoch_end(self, epoch, logs=None):
         self._agreement.check_values()

@@ -285,8 +285,9 @@ class PrivacyPlan(BudgetPlan):
 
         Raises:
           ValueError: If an argument belongs to the plan, the clip rule's counts are too
-            precise for the noise, the noise is made for another momentum, or a rule
-            whose clip norm is not known before the run has no learning rate.
+            precise for the noise, the noise is made for another momentum, or there is
+            no learning rate for a class to which the plan gives none, or for a rule
+            whose clip norm is not known before the run.
 
         >>> plan = PrivacyPlan(3, 1e-5, examples=1000, batch_size=100, epochs=5)
         >>> plan.optimizer(tf.keras.optimizers.SGD, 0.1).expected_batch_size
@@ -311,10 +312,8 @@ class PrivacyPlan(BudgetPlan):
         if not issubclass(optimizer, PrivateOptimizer):
             optimizer = privatize(optimizer)
         planned = not args and "learning_rate" not in options
-        usual = None
         if planned:
             self._set_learning_rate(optimizer, options)
-            usual = options.get("learning_rate")
         with self._counting():
             made = optimizer(
                 *args,
@@ -332,14 +331,14 @@ class PrivacyPlan(BudgetPlan):
         self._clip = str(made.clip)
         self._made = made
         noise = self._noise_in_all
-        if usual is not None:
-            made._fit_rate = functools.partial(fit_rate_to_weights, usual, noise)
+        if planned:
+            rate = options["learning_rate"]
+            made._fit_rate = functools.partial(fit_rate_to_weights, rate, noise)
         elif self.steps >= _MANY_STEPS and isinstance(made, WITH_PLANNED_RATE):
             # A clip norm that moves is near 1 more often than not.
             settings = {"clip": made.clip, "momentum": getattr(made, "momentum", 0.0)}
             usual = self._learning_rate(optimizer, settings)
-            if usual is None:
-                usual = self._learning_rate(optimizer, settings | {"clip": 1.0})
+            usual = usual or self._learning_rate(optimizer, settings | {"clip": 1.0})
             made._fit_rate = functools.partial(warn_of_other_rate, made, usual, noise)
         return made
 
@@ -351,7 +350,11 @@ class PrivacyPlan(BudgetPlan):
     def _set_learning_rate(self, optimizer: type, options: dict[str, Any]) -> None:
         """Sets the plan's clip rule, learning rate and momentum in `options`."""
         if not issubclass(optimizer, WITH_PLANNED_RATE):
-            return
+            names = [usual.__name__ for usual in WITH_PLANNED_RATE]
+            raise ValueError(
+                f"learning_rate is missing: the plan chooses it for {', '.join(names)} "
+                f"alone, not for {optimizer.__name__}. Write learning_rate=...."
+            )
         options.setdefault("clip", PLANNED_CLIP)
         if issubclass(optimizer, tf.keras.optimizers.SGD):
             usual = 0.9 if self._noise is None else self._momentum
@@ -518,7 +521,7 @@ class PrivacyPlan(BudgetPlan):
         self,
         model: tf.keras.Model,
         data: Any,
-        *,
+        *others: Any,
         people: Any = None,
         epochs: int | None = None,
         callbacks: Sequence[tf.keras.callbacks.Callback] = (),
@@ -535,6 +538,7 @@ class PrivacyPlan(BudgetPlan):
           model: The compiled model.
           data: As for `batches`: (x, y), (x, y, sample_weight), a data set; or batches
             of this plan, such as ``plan.batches((x, y)).map(augment)``.
+          *others: Always empty: inputs and labels are one argument, (x, y).
           people: With `per_person`, the person of each example.
           epochs: The epochs of this call, by default all of the plan's.
           callbacks: Further callbacks, called after those of the plan.
@@ -560,9 +564,9 @@ class PrivacyPlan(BudgetPlan):
         for name, instead in _IN_FIT.items():
             if name in options:
                 raise ValueError(f"{name} is no option of plan.fit: {instead}.")
-        if not isinstance(data, Batches):
+        if others or not isinstance(data, Batches):
             drawn = {} if people is None else {"people": people}
-            data = self.batches(data, **drawn)
+            data = self.batches(data, *others, **drawn)
         elif people is not None:
             raise ValueError("people belongs to plan.batches(..., people=ids) here.")
         elif data.scheme != self.scheme:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -20,22 +21,34 @@ class PublicMetrics:
     *Formal guarantees*: all metrics are functions of released values and public
     settings. The fraction of unclipped records is the mean of the *noised* fractions,
     computed from the movement of the clip norm; it is NaN where the movement does not
-    determine it, so that all epochs have the same metrics.
+    determine it, and so is the signal of an optimizer that had trained before `fit`:
+    all epochs have the same metrics.
 
     Args:
       optimizer: the optimizer that trains.
-      variables: the trained variables.
     """
 
-    def __init__(self, optimizer: Any, variables: list[Any]):
+    def __init__(self, optimizer: Any):
         self._optimizer = optimizer
         self._start: tuple[Any, int] | None = None
-        self._walk = RandomWalk(optimizer, variables)
-        self._evidence = 0.0
+        self._walk: RandomWalk | None = None
+        self._evidence = math.nan
 
-    def begin(self) -> None:
-        """Begins an epoch."""
+    def begin(self, model: Any) -> None:
+        """Begins an epoch, after all callbacks have begun the training."""
         self._start = self._position()
+        if math.isnan(self._evidence):
+            # Weights that a callback restored by now may have learned before.
+            trained = int(self._optimizer.iterations.numpy())
+            self._evidence = math.inf if trained else 0.0
+        self.follow(model)
+
+    def follow(self, model: Any) -> None:
+        """Follows the weights from the time that there are weights."""
+        if self._walk is None and model.built:
+            self._walk = RandomWalk(self._optimizer, model.trainable_variables)
+            if self._walk.follows and self._evidence < math.inf:
+                self._walk.begin()
 
     def end(self) -> dict[str, float]:
         """The metrics at the end of an epoch."""
@@ -50,20 +63,22 @@ class PublicMetrics:
             found["unclipped_fraction"] = fraction
         if made.noise is None:
             found |= _named("noise_stddev", made.noise_stddevs)
-        if self._walk.follows:
-            found["signal"], evidence = self._walk.measure()
+        if self._walk is not None and self._walk.follows:
+            found["signal"], evidence = math.nan, math.inf
+            if self._evidence < math.inf:
+                found["signal"], evidence = self._walk.measure()
             self._evidence = max(self._evidence, evidence)
         return found
 
     def warn(self) -> None:
         """Warns at the end of `fit`: of no signal, and of a clip norm at its bound."""
-        made = self._optimizer
-        if not isinstance(made, PrivateOptimizer) or not made.knows_its_groups:
+        now, made = self._position(), self._optimizer
+        if now is None:
             return
-        steps = int(made.iterations.numpy())
-        if self._walk.follows and steps >= _FEW_STEPS and self._evidence < _DEVIATIONS:
+        follows = self._walk is not None and self._walk.follows
+        if follows and now[1] >= _FEW_STEPS and self._evidence < _DEVIATIONS:
             warnings.warn(
-                f"The released gradients of {steps} steps cannot be told from noise: "
+                f"The released gradients of {now[1]} steps cannot be told from noise: "
                 "the weights moved as noise alone moves them, and the model may have "
                 "learned nothing: score it on other examples. Larger batches, fewer "
                 "weights, more examples or a larger epsilon give more signal."

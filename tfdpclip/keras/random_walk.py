@@ -19,13 +19,14 @@ _LOOKED_AT, _SIMULATED = 200_000, 4000
 class RandomWalk:
     """The variance of every weight if its gradients were noise alone.
 
-    SGD's variance is exact, Adam's is simulated: Adam divides by the noise.
+    SGD's variance is exact, Adam's is simulated: Adam divides by the noise. A walk that
+    begins after some steps takes the velocities of noise alone along.
 
     *Formal guarantees*: a function of released weights and public settings.
 
     Args:
       optimizer: the built optimizer; `follows` is False for optimizers other than SGD
-        and Adam, for correlated noise, and after the optimizer's first step.
+        and Adam, and for correlated noise.
       variables: the trained variables.
     """
 
@@ -37,7 +38,6 @@ class RandomWalk:
             and not optimizer.weight_decay
             and not optimizer.use_ema
             and optimizer.noise is None
-            and int(optimizer.iterations.numpy()) == 0
             and min(optimizer.noise_stddevs.values()) > 0
             # An optimizer may be built for more variables than the model trains.
             and len(optimizer.clip.assignment or variables) == len(variables)
@@ -58,6 +58,11 @@ class RandomWalk:
         self._random = np.random.default_rng(0)
         self._last = self._stddevs()
 
+    def begin(self) -> None:
+        """Begins the walk at the present weights, with the velocities of noise."""
+        self._advance()
+        self._moments[:: 2 if _is_sgd(self._optimizer) else 3] = 0.0
+
     def _stddevs(self) -> np.ndarray:
         return np.array(list(self._optimizer.noise_stddevs.values()))
 
@@ -71,6 +76,8 @@ class RandomWalk:
         """
         self._advance()
         groups = self._optimizer.clip.assignment or [0] * len(self._variables)
+        # The relative variance of a simulated variance.
+        inexact = 0.0 if _is_sgd(self._optimizer) else 2 / self._moments[0, 0].size
         total = expected = largest = 0.0
         for variable, first, group in zip(
             self._variables, self._first, groups, strict=True
@@ -80,7 +87,7 @@ class RandomWalk:
             if distance == 0 or by_noise == 0:
                 continue  # No gradient reaches this variable.
             total, expected = total + distance, expected + by_noise
-            spread = (2 / first.size + self._inexact) ** 0.5
+            spread = (2 / first.size + inexact) ** 0.5
             largest = max(largest, abs(distance / by_noise - 1) / spread)
         return max(0.0, 1 - expected / total) if total else 0.0, largest
 
@@ -89,11 +96,6 @@ class RandomWalk:
         if _is_sgd(self._optimizer):
             return self._moments[0]
         return np.mean(np.square(self._moments[0]), axis=1)
-
-    @property
-    def _inexact(self) -> float:
-        """The relative variance of `_variance`."""
-        return 0.0 if _is_sgd(self._optimizer) else 2 / self._moments[0, 0].size
 
     def _advance(self) -> None:
         """Follows the optimizer to its step counter."""

@@ -85,9 +85,8 @@ class StepSums:
           sums: the batch's clipped sum for each of the variables.
           counts: the batch's sums of indicators.
         """
-        tf.cond(
-            tf.equal(self._begun, self._filled), lambda: tf.no_op(), self._clear_all
-        )
+        whole = tf.equal(self._begun, self._filled)
+        tf.cond(whole, lambda: tf.no_op(), self.clear)
         with tf.control_dependencies([self._begun.assign_add(1, read_value=True)]):
             added = [
                 total.assign_add(tf.cast(part, total.dtype), read_value=False)
@@ -104,13 +103,10 @@ class StepSums:
         totals = [tf.convert_to_tensor(total) for total in self._of(variables)]
         return totals, tf.convert_to_tensor(self._counts)
 
-    def clear(self) -> None:
+    def clear(self) -> tf.Operation:
         """Begins the next logical step."""
         for total in self._summed:
             total.assign(tf.zeros_like(total))
-
-    def _clear_all(self) -> tf.Operation:
-        self.clear()
         return tf.no_op()
 
     @property

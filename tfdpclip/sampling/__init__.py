@@ -47,8 +47,8 @@ def _batches(self: SamplingScheme, data: Any, *others: Any, **options: Any) -> B
     """
     if others:
         raise TypeError(
-            "batches takes inputs and labels as one argument: batches((x, y)). Name "
-            "all further arguments, as in batches((x, y), seed=1)."
+            "Inputs and labels are one argument: batches((x, y)), or plan.fit(model, "
+            "(x, y)). Name all further arguments, as in batches((x, y), seed=1)."
         )
     return __getattr__("Batches")(self, data, **options)
 

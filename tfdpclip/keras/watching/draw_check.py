@@ -13,12 +13,7 @@ from tfdpclip._notes import NOTES
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.accounting.phases import SKIPPED, PrivacyMismatchError
 from tfdpclip.keras import _compat
-from tfdpclip.keras.loss_shapes import (
-    refuse_misfit,
-    refuse_missing_labels,
-    refuse_texts,
-    refuse_unknown_ids,
-)
+from tfdpclip.keras.loss_shapes import refuse_misfit, refuse_unknown_ids
 from tfdpclip.keras.watching.executions import runs_eagerly
 from tfdpclip.keras.watching.step_history import history_of
 from tfdpclip.sampling.base import SamplingScheme
@@ -86,9 +81,9 @@ class DrawCheck:
             rows.
 
         Raises:
-          ValueError: if weights of the batches fit no losses of the model, if a loss
-            has no labels, or if a record has a text, a class or an id on which a step
-            would fail.
+          ValueError: if weights or one-hot labels of the batches fit no losses of the
+            model, if a loss has no labels, or if a record has a text, a class or an id
+            on which a step would fail.
         """
         if self.drawer is None:
             return 0
@@ -96,8 +91,6 @@ class DrawCheck:
         # this call are at fault for certain if all of them are.
         drawers = [self.drawer] if self.known else self._candidates()
         specs = [spec for drawer in drawers for spec in drawer.specs]
-        refuse_missing_labels(model, specs)
-        refuse_texts(model, specs)
         refuse_misfit(model, specs)
         if len(drawers) == 1:
             refuse_unknown_ids(model, self.drawer.arrays, self.drawer.traced)

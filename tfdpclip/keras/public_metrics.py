@@ -39,8 +39,7 @@ class PublicMetrics:
         self._start = self._position()
         if math.isnan(self._evidence):
             # Weights that a callback restored by now may have learned before.
-            trained = int(self._optimizer.iterations.numpy())
-            self._evidence = math.inf if trained else 0.0
+            self._evidence = math.inf if self._optimizer.iterations.numpy() else 0.0
         self.follow(model)
 
     def follow(self, model: Any) -> None:

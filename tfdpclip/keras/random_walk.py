@@ -76,26 +76,22 @@ class RandomWalk:
         """
         self._advance()
         groups = self._optimizer.clip.assignment or [0] * len(self._variables)
-        # The relative variance of a simulated variance.
-        inexact = 0.0 if _is_sgd(self._optimizer) else 2 / self._moments[0, 0].size
+        variance, inexact = self._moments[0], 0.0
+        if not _is_sgd(self._optimizer):  # Simulated, with a relative variance.
+            inexact = 2 / variance[0].size
+            variance = np.mean(np.square(variance), axis=1)
         total = expected = largest = 0.0
         for variable, first, group in zip(
             self._variables, self._first, groups, strict=True
         ):
             distance = float(np.sum(np.square(_part_of(variable) - first)))
-            by_noise = first.size * self._variance[group]
+            by_noise = first.size * variance[group]
             if distance == 0 or by_noise == 0:
                 continue  # No gradient reaches this variable.
             total, expected = total + distance, expected + by_noise
             spread = (2 / first.size + inexact) ** 0.5
             largest = max(largest, abs(distance / by_noise - 1) / spread)
         return max(0.0, 1 - expected / total) if total else 0.0, largest
-
-    @property
-    def _variance(self) -> np.ndarray:
-        if _is_sgd(self._optimizer):
-            return self._moments[0]
-        return np.mean(np.square(self._moments[0]), axis=1)
 
     def _advance(self) -> None:
         """Follows the optimizer to its step counter."""

@@ -188,8 +188,7 @@ def normals(
     if in_xla():
         # XLA does not reinterpret complex numbers. It would run the generator again for
         # each reader of a part; a concatenation is computed once.
-        unread = tf.zeros([1, _ROW], tf.float64)
-        made = tf.concat([_packed(*_pairs(*draw)), unread], axis=0)
+        made = tf.concat([_packed(*_pairs(*draw)), tf.zeros([1, _ROW], tf.float64)], 0)
     else:
         made = _compiled_pairs(*draw)
     return tf.reshape(tf.bitcast(made, tf.float32), [-1])[: count + standard]

@@ -29,10 +29,8 @@ def drawn_elements(
         None for one length.
     """
     reader = _ElementReader(drawer, lengths)
-    if steps is None:
-        places = tf.data.Dataset.from_tensors(0).repeat()
-    else:
-        places = tf.data.Dataset.range(steps * drawer.pieces)
+    count = None if steps is None else steps * drawer.pieces
+    places = tf.data.Dataset.from_tensors(0).repeat(count)
     # `from_generator` has four functions to prepare for each iterator, which takes as
     # long as several steps, and calls two of them for each element.
     dataset = places.scan(tf.constant(-1, tf.int64), reader.scan)

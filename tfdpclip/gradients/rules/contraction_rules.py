@@ -207,5 +207,5 @@ def _arrangement(roles: _Roles, shape: list[int]) -> Callable:
 
 #: The rules, by type of op.
 RULES: dict[str, Callable] = dict.fromkeys(
-    "MatMul BatchMatMulV2 BatchMatMulV3 Einsum".split(), _contraction
+    ("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"), _contraction
 )

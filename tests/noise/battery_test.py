@@ -7,6 +7,7 @@ Tests that numbers never repeat add 1e-7.
 """
 
 import math
+import re
 from unittest import mock
 
 import numpy as np
@@ -559,6 +560,24 @@ def test_seed_pairs_never_repeat():
     assert len(np.unique(found, axis=0)) == len(found)
     uniform = (found.ravel().astype(np.float64) + 2**31) / 2**32
     assert_likely(equiprobable(uniform, 100))
+
+
+def test_xla_compiles_the_generator_once_for_all_variables():
+    """XLA would make it a part of each variable's loop."""
+    source, shapes = GaussianNoise(), [[300, 100], [100], [400, 100], [7]]
+
+    def add(weights):
+        noise = source.sample_all(shapes, [tf.constant(2.0)] * len(shapes))
+        return [w + n for w, n in zip(weights, noise, strict=True)]
+
+    weights = [tf.zeros(shape) for shape in shapes]
+    compiled = tf.function(add, jit_compile=True, autograph=False)
+    program = compiled.experimental_get_compiler_ir(weights)(stage="optimized_hlo")
+    loops = re.findall(r"^%[^\n]*\{\n(.*?)^\}", program, re.DOTALL | re.MULTILINE)
+    # Threefry has 20 rounds.
+    assert sum(loop.count(" shift-left(") >= 20 for loop in loops) == 1
+    stddevs = [float(tf.math.reduce_std(part)) for part in compiled(weights)[::2]]
+    np.testing.assert_allclose(stddevs, 2.0, rtol=0.05)
 
 
 @pytest.mark.slow

@@ -250,6 +250,7 @@ COMPLETED = {
     "value(vocabulary=statistics.vocabulary(values).tokens)": (
         "tf.keras.layers.StringLookup(vocabulary=statistics.vocabulary(values).tokens)"
     ),
+    "np.argmax(value, axis=-1)": "np.argmax(np.eye(3)[y], axis=-1)",
     "value.astype('float32')": "y.astype('float32')",
     "value.filled(0)": "values_with_masks.filled(0)",
     "values.filled(40.0)": "values_with_masks.filled(40.0)",

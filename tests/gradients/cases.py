@@ -182,10 +182,11 @@ def assert_reaches_no_other(per_example, variables, *data, dynamic=True):
     for i, norm in enumerate(norms):
         own = [t[i : i + 1] for t in data]
         if not dynamic:
-            # In a batch of a static size, the example stands in each place.
+            # In a batch of a static size, the example stands in each place, and the
+            # loss at the first place is the example's, whatever its place among `data`.
             own = [tf.repeat(t, len(u), axis=0) for t, u in zip(own, data, strict=True)]
         with tf.GradientTape() as tape:
-            loss = per_example(*own)[0 if dynamic else i]
+            loss = per_example(*own)[0]
         found = [g for g in tape.gradient(loss, variables) if g is not None]
         np.testing.assert_allclose(norm, tf.linalg.global_norm(found), rtol=1e-4)
 

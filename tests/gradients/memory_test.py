@@ -413,6 +413,29 @@ def test_the_backward_pass_waits_for_the_passes_of_the_comparison():
     assert {"If", "StatelessIf"} & set(branches)
 
 
+def test_a_step_keeps_no_tensor_that_the_comparison_does_not_use():
+    """The gradient of a product with a constant names the other factor."""
+    w, scales = variable(3, 5), randoms(5)
+    inputs = []
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def step(x):
+        gradients = PerExampleGradients(squash((x @ w) * scales), [w])
+        sums = gradients.weighted_sum(tf.ones([tf.shape(x)[0]]))
+        for op in sums[0].graph.get_operations():
+            if "PlaceholderWithDefault" in [t.op.type for t in op.inputs]:
+                inputs.extend(t.op.type for t in op.inputs)
+        return gradients.checks_passed, sums
+
+    x = randoms(6, 3)
+    passed, sums = step(x)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(squash((x @ w) * scales))
+    np.testing.assert_allclose(sums[0], tape.gradient(loss, w), rtol=1e-4, atol=1e-6)
+    # The loss, which the gradient of a sum names, is replaced; its factor is needed.
+    assert passed and "Tanh" in inputs
+
+
 @pytest.mark.slow
 @pytest.mark.every_check
 def test_sums_of_weights_that_ask_whether_examples_are_isolated():

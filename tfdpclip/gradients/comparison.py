@@ -30,10 +30,10 @@ from tfdpclip._devices import in_xla
 from tfdpclip._docs import see
 from tfdpclip.gradients.errors import ExampleIsolationError, GradientMismatchError
 from tfdpclip.gradients.forms.records import LOST_SQUARE
-from tfdpclip.gradients.graph import op_copies
 from tfdpclip.gradients.graph.backward import own_gradients
 from tfdpclip.gradients.graph.known import BY_ARGUMENT, CONSTANT_BY_PLACE
 from tfdpclip.gradients.proof.isolation_proof import Proof
+from tfdpclip.gradients.uninlined import call_uninlined
 from tfdpclip.kernel import certificate
 
 
@@ -79,7 +79,7 @@ class Comparison:
         # which depends on the order of a sum.
         gradient = self.gradient
         if not in_xla():
-            gradient = op_copies.call_uninlined(gradient)
+            gradient = call_uninlined(gradient)
         many = gradient(seeds[0])
         with tf.control_dependencies([many]):
             return [*seeds, many, gradient(seeds[1])]

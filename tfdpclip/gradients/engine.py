@@ -38,7 +38,7 @@ from tfdpclip.gradients.flows.inlining import inline_calls
 from tfdpclip.gradients.forms.base_form import Budget, rows_per_example, rows_where
 from tfdpclip.gradients.forms.perturbation import Perturbation
 from tfdpclip.gradients.forms.records import RecordGradients, column_of
-from tfdpclip.gradients.graph import op_copies, ops
+from tfdpclip.gradients.graph import ops
 from tfdpclip.gradients.graph.backward import is_of_own_gradient, own_gradients_marked
 from tfdpclip.gradients.graph.walks import ancestors, descendants
 from tfdpclip.gradients.loss import loss_checks, state
@@ -53,6 +53,7 @@ from tfdpclip.gradients.proof import single_examples
 from tfdpclip.gradients.proof.isolation_proof import Verdict, prove
 from tfdpclip.gradients.rules.context import Context
 from tfdpclip.gradients.status import CheckStatus
+from tfdpclip.gradients.uninlined import cond_uninlined
 
 # Bytes of materialised per-example gradients that may be alive for a variable.
 DEFAULT_MEMORY = 64 * 2**20
@@ -546,7 +547,7 @@ class PerExampleGradients(RecordGradients):
             return tf.constant(True)
         check = Comparison(self, groups)
         compiled = in_xla()
-        cond = tf.cond if compiled else op_copies.cond_uninlined
+        cond = tf.cond if compiled else cond_uninlined
         due = self.status.due(self.parts.batch_size)
         ordinary = cond(due, check.ordinary, check.empty_results)
         if not compiled:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -13,7 +12,6 @@ import tensorflow as tf
 from tfdpclip import _tf_private
 from tfdpclip._constants import once
 from tfdpclip.gradients.graph import ops, origins
-from tfdpclip.gradients.graph.walks import before_identities
 
 # The attribute that `tf.custom_gradient` puts on its ops.
 _OWN_GRADIENT = "_gradient_op_type"
@@ -25,9 +23,7 @@ def repeatable(op: tf.Operation) -> bool:
     A call or a loop is repeatable if every op in its functions is, at any depth.
     """
     return all(
-        name in ops.FIRST_ARGUMENT
-        or name in ops.DETERMINISTIC
-        or not _is_stateful(name)
+        name in ops.FIRST_ARGUMENT or name in ops.DETERMINISTIC or not is_stateful(name)
         for name in _ops_within(op)
     )
 
@@ -57,7 +53,7 @@ def find_external_state(op: tf.Operation, of_examples: bool = False) -> str | No
             return name
         stateless = name in ops.KEEPS_NOTHING or name in ops.FIRST_ARGUMENT
         stateless = stateless or name.startswith((*ops.COLLECTIVES, *ops.SEEDED_DRAWS))
-        if _is_stateful(name) and not stateless:
+        if is_stateful(name) and not stateless:
             return name
     return None
 
@@ -86,7 +82,8 @@ def has_own_gradient(op: tf.Operation) -> bool:
     )
 
 
-def _is_stateful(name: str) -> bool:
+def is_stateful(name: str) -> bool:
+    """Whether an op of the type may have an effect, or may not be known."""
     definition = _tf_private.definition_of(name)
     return definition is None or definition.is_stateful or name in ops.PYTHON
 
@@ -180,35 +177,6 @@ def _here(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
         return once(key, lambda: tf.constant(value, tensor.dtype))
 
     return once(("copy", tensor.ref()), make)
-
-
-def call_uninlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function as a call that TensorFlow rewrites and does not inline.
-
-    Rewriting reorders sums: where terms cancel, only a rewritten function gives the
-    numbers of the rewritten graph around.
-    """
-    attributes = {"_noinline": True}
-    return tf.function(function, autograph=False, experimental_attributes=attributes)
-
-
-def cond_uninlined(
-    condition: tf.Tensor, branch: Callable[[], Any], other: Callable[[], Any]
-) -> Any:
-    """`tf.cond`, for a branch that is rarely taken.
-
-    TensorFlow inlines both branches into the graph around, and every step then visits
-    the ops of the branch that is not taken: a small model would take four times as
-    long. On a single device the op of the condition calls its branches instead. Such a
-    call runs on the op's device alone; with several devices, the branch is a function
-    that is not inlined.
-    """
-    if len(tf.config.list_logical_devices()) > 1:
-        return tf.cond(condition, call_uninlined(branch), other)
-    results = tf.cond(condition, branch, other)
-    result = before_identities(tf.nest.flatten(results)[0])
-    _tf_private.keep_branches(result.op)
-    return results
 
 
 @contextlib.contextmanager

@@ -59,8 +59,8 @@ def few_lengths(scheme: SamplingScheme, population: int, rows: int) -> tuple[int
     """Returns up to three lengths of batches; the last has room for every draw.
 
     A batch gets the smallest length with room for its draw. The first minimizes the
-    expected number of rows. Of 10,000 draws some one needs the last: XLA compiles
-    a step for a length when the first batch has the length, which takes as long as
+    expected number of rows. About one draw in 10,000 needs the last: XLA compiles a
+    step for a length when the first batch has the length, which takes as long as
     hundreds of steps. The number of drawn records is binomial.
 
     Args:

@@ -413,6 +413,7 @@ def test_the_backward_pass_waits_for_the_passes_of_the_comparison():
     assert {"If", "StatelessIf"} & set(branches)
 
 
+@pytest.mark.every_check
 def test_a_step_keeps_no_tensor_that_the_comparison_does_not_use():
     """The gradient of a product with a constant names the other factor."""
     w, scales = variable(3, 5), randoms(5)

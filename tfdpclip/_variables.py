@@ -46,12 +46,14 @@ def components(variable: tf.Variable) -> tuple[tf.Variable, ...]:
 
 
 def whole_number(variable: Any) -> int:
-    """The current value of an integer variable, in a third of the time of `numpy()`."""
-    inner = unwrapped(variable)
-    if not tf.executing_eagerly() or len(components(inner)) > 1:
+    """The current value of an integer variable, in a third of the time of `numpy()`.
+
+    The value of the first replica, which all replicas have: the scope of a further
+    strategy does not let the variable read itself.
+    """
+    inner = components(unwrapped(variable))[0]
+    if not tf.executing_eagerly():
         with tf.init_scope():
             return int(inner.numpy())
-    read = tf.raw_ops.ReadVariableOp(
-        resource=components(inner)[0].handle, dtype=inner.dtype
-    )
+    read = tf.raw_ops.ReadVariableOp(resource=inner.handle, dtype=inner.dtype)
     return int(np.asarray(read))

@@ -1370,12 +1370,14 @@ def test_fit_by_the_plan_alone(mirrored, rate):
     assert plan.statement().steps == 10
 
 
-def test_fit_by_the_plan_alone_after_another_strategy(mirrored):
+def test_fit_by_the_plan_alone_beside_another_strategy(mirrored):
     """As in a notebook whose cell made the strategy twice."""
     another = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(REPLICAS)])
-    models = []
-    for strategy in (another, mirrored):
-        plan = dpc.keras.PrivacyPlan(3.0, 1e-5, len(X), batch_size=18, epochs=2)
-        models.append(compiled(strategy, optimizer=plan.optimizer))
-        plan.fit(models[-1], (X, Y), verbose=0)
-        assert plan.statement().steps == 10
+    with another.scope():
+        earlier = dense()
+        optimizer = private()
+        optimizer.build(earlier.trainable_variables)
+    plan = dpc.keras.PrivacyPlan(3.0, 1e-5, len(X), batch_size=18, epochs=2)
+    plan.fit(compiled(mirrored, optimizer=plan.optimizer), (X, Y), verbose=0)
+    assert plan.statement().steps == 10
+    assert int(optimizer.iterations.numpy()) == 0

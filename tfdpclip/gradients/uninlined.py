@@ -57,9 +57,11 @@ def _op_of(results: Any) -> tf.Operation:
 def _drop_unread_inputs(op: tf.Operation) -> None:
     """Replaces the inputs of a call that no result of its functions is made of.
 
-    The gradient of a product with a constant, for example, names the other factor and
-    is not used. The input would keep a tensor of the forward pass in memory in every
-    step, and keep TensorFlow from fusing the ops around the tensor.
+    TensorFlow makes the gradients of all inputs of an op, also of constants: the
+    gradient of a constant factor names the other factor, and nothing uses the result.
+    An input for such a name would keep a tensor of the forward pass in memory in every
+    step, and keep TensorFlow from fusing the ops around the tensor. A wrong replacement
+    fails closed: the comparison gets a zero, and differs.
     """
     definitions = [origins.definition_of(op.graph, f) for f in origins.functions_of(op)]
     read = set().union(*map(_arguments_read, definitions))

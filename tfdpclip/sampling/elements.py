@@ -100,8 +100,8 @@ class _ElementReader:
         return number, tf.nest.pack_sequence_as(self._signature, parts)
 
     def _read(self, number: np.ndarray) -> list:
-        place = int(number) if number >= 0 else next(self._numbers)
-        state = self._states.setdefault(place, IteratorState())
+        iterator = int(number) if number >= 0 else next(self._numbers)
+        state = self._states.setdefault(iterator, IteratorState())
         drawer = cast(Drawer, self._drawer())
         element = drawer.next_element(state, self._lengths)
-        return [np.int64(place), *tf.nest.flatten(element)]
+        return [np.int64(iterator), *tf.nest.flatten(element)]

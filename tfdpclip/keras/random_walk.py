@@ -84,7 +84,8 @@ class RandomWalk:
         for variable, first, group in zip(
             self._variables, self._first, groups, strict=True
         ):
-            distance = float(np.sum(np.square(_part_of(variable) - first)))
+            moved = _part_of(variable) - first
+            distance = float(np.dot(moved, moved))
             by_noise = first.size * variance[group]
             if distance == 0 or by_noise == 0:
                 continue  # No gradient reaches this variable.
@@ -140,7 +141,8 @@ def _is_adam(optimizer: Any) -> bool:
 
 def _part_of(variable: tf.Variable) -> np.ndarray:
     """The first coordinates of a variable."""
-    return variable.numpy().reshape(-1)[:_LOOKED_AT].astype(np.float64)
+    part = variable.numpy().reshape(-1)[:_LOOKED_AT]
+    return part.astype(np.result_type(part, np.float32))
 
 
 def _rates(optimizer: Any, first: int, end: int) -> np.ndarray:

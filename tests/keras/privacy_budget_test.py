@@ -7,6 +7,7 @@ tests are about the counting.
 import collections
 import json
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tfdpclip import accounting, sampling
 from tfdpclip.accounting import Ledger, PrivacyMismatchError
 from tfdpclip.keras import _compat
 from tfdpclip.keras.privacy_budget import PrivacyBudget
+from tfdpclip.keras.watching import remaining_steps
 from tfdpclip.keras.watching.executions import refuse_overrun
 
 pytestmark = pytest.mark.unchecked
@@ -47,6 +49,31 @@ def test_epsilon_is_in_the_history():
     assert found[-1] == expected[-1] == budget.ledger.epsilon()
     assert budget.statement().steps == 30
     assert "not private" not in str(budget.statement())
+
+
+def test_epsilon_of_an_epoch_is_computed_beside_its_last_execution(monkeypatch):
+    batches, optimizer = poisson(), Optimizer()
+    budget = PrivacyBudget(math.inf, DELTA, batches)
+    asked = []
+    ask = budget.ledger.epsilon
+
+    def epsilon(**options):
+        asked.append((threading.current_thread(), budget.ledger.event()))
+        return ask(**options)
+
+    monkeypatch.setattr(budget.ledger, "epsilon", epsilon)
+    # These executions are short.
+    monkeypatch.setattr(remaining_steps, "_SOON", 0.0)
+    wait = tf.keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: (
+            budget._remaining._ahead and budget._remaining._ahead.join()
+        )
+    )
+    model_of(optimizer).fit(batches, epochs=3, verbose=0, callbacks=[budget, wait])
+    main = threading.main_thread()
+    beside = [event for thread, event in asked if thread is not main]
+    at_the_end = [event for thread, event in asked if thread is main]
+    assert beside == at_the_end[-3:] and len(set(map(str, beside))) == 3
 
 
 def test_the_scheme_alone_is_enough():

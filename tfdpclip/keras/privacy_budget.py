@@ -377,6 +377,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self._history.take_least_noise()
         self._reserve(needed)
         self._place = self._ledger.place
+        if self._executions.ends_epoch and self._workers.chief:
+            self._remaining.compute_ahead()
         self._watch.arm(start)
 
     def on_train_batch_end(self, batch, logs=None):

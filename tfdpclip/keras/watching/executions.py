@@ -60,6 +60,11 @@ class Executions:
         self._look()
         return self._ended(self._longest)
 
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether the current execution ends an epoch; False if Keras does not know."""
+        return self._steps is not None and self._batch + self._longest >= self._steps
+
     def begin(self, batch: int, left: float) -> int:
         """Notes the execution from `batch` on, and returns the steps that it ends.
 

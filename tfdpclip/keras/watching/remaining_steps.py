@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 from typing import Any
 
 import dp_accounting
@@ -12,6 +14,10 @@ from tfdpclip.accounting import accountants, search
 from tfdpclip.accounting.ledger import Ledger
 from tfdpclip.keras.watching.noise_plan import NoisePlan
 from tfdpclip.sampling.base import SamplingScheme
+
+# Seconds after which an execution no longer runs Python, which would wait for another
+# thread's Python.
+_SOON = 0.004
 
 
 class RemainingSteps:
@@ -38,6 +44,21 @@ class RemainingSteps:
         self._scheme = scheme
         self._unit = unit
         self._epsilon = epsilon
+        self._ahead: threading.Timer | None = None
+
+    def compute_ahead(self) -> None:
+        """Begins `spent` of all reserved steps, beside the execution of these steps.
+
+        The accountant remembers the result, for which an epoch would wait otherwise.
+        """
+        if self._ledger.accountant == "pld":
+            self._ahead = threading.Timer(_SOON, self._remember_bound)
+            self._ahead.daemon = True
+            self._ahead.start()
+
+    def _remember_bound(self) -> None:
+        with contextlib.suppress(Exception):  # `spent` raises the same error.
+            self._ledger.epsilon(quick=True)
 
     def spent(self, exactly: bool) -> float:
         """Epsilon so far, exactly or as an upper bound that is quick to compute.
@@ -46,6 +67,9 @@ class RemainingSteps:
           exactly: whether to refuse a bound. A bound above the budget is never used.
         """
         if not exactly:
+            if self._ahead is not None:
+                self._ahead.cancel()  # If it has not begun.
+                self._ahead.join()
             bound = self._ledger.epsilon(quick=True)
             if bound <= self._epsilon:
                 return bound

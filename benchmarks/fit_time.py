@@ -52,9 +52,7 @@ def _fit(
     else:
         checks = {"check_gradients": "never"} if variant == "unchecked" else {}
         optimizer = plan.optimizer(dpc.keras.DPSGD, 0.1, **checks)
-    executed = 1
-    if variant in ("executions", "several"):
-        executed = plan.steps_per_execution
+    executed = plan.steps_per_execution if variant in ("executions", "several") else 1
     # By default Keras 3 would compile only some of them by XLA.
     model.compile(optimizer, loss, jit_compile=xla, steps_per_execution=executed)
     clock = _Clock()
@@ -62,12 +60,13 @@ def _fit(
     if variant in ("plain", "several", "unchecked", "step"):
         model.fit(*data, batch_size=size, callbacks=[clock], **told)
         return clock.seconds, math.nan
-    batches = plan.batches(data)
     if variant == "batches":
+        batches = plan.batches(data)
         batches.take_as_drawn(not xla)
         model.fit(batches, callbacks=[clock], **told)
         return clock.seconds, math.nan
-    model.fit(batches, callbacks=[*plan.callbacks, clock], **told)
+    told["steps_per_execution"] = executed
+    plan.fit(model, data, callbacks=[clock], **told)
     return clock.seconds, plan.statement().epsilon
 
 

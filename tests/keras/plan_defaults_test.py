@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
-from tfdpclip.keras import plan_choices
+from tfdpclip import sampling
+from tfdpclip.keras import _compat, plan_choices
 
 L = tf.keras.layers
 EXAMPLES = 400
@@ -314,6 +315,37 @@ def test_fit_runs_in_executions_unless_the_model_has_its_own():
     model.compile(model.optimizer, model.loss, steps_per_execution=2)
     plan.fit(model, data(), callbacks=[count], verbose=0)
     assert len(calls) == plan.steps / 2
+
+
+# Keras 3 runs whole executions, beyond the end of an epoch of data without an end.
+_WHOLE = not _compat.OVERRUNS_EPOCHS
+
+
+@pytest.mark.parametrize(
+    "changes, shared",
+    [
+        ({"batch_size": 10}, True),
+        ({"batch_size": 10, "physical_batch_size": 12}, True),
+        ({"batch_size": 23}, _WHOLE),  # 17 steps in executions of 4.
+        ({"batch_size": 10, "sampling": "random_allocation"}, False),
+        ({"batch_size": 40, "noise": "buffered"}, False),
+    ],
+    ids=str,
+)
+def test_epochs_of_a_fit_share_an_iterator(changes, shared, monkeypatch):
+    """A new iterator takes as long as some steps; draws in epochs need their own."""
+    plan = plan_of(epochs=3, **changes)
+    iterators = []
+    begin = sampling.Batches.__iter__
+    monkeypatch.setattr(
+        sampling.Batches,
+        "__iter__",
+        lambda batches: iterators.append(batches) or begin(batches),
+    )
+    history = plan.fit(compiled(plan), data(), verbose=0)
+    assert plan.finished and plan.ledger.steps == plan.steps
+    assert history.history["epsilon"][-1] == plan.ledger.epsilon()
+    assert (len(iterators) == 1) == shared
 
 
 def largest(y, z):

@@ -496,7 +496,7 @@ class PrivacyPlan(BudgetPlan):
     def steps_per_execution(self) -> int:
         """Batches in one call of the training function, for `model.compile`.
 
-        The Python code of `fit` and of the callbacks then runs once in 4 to 16 batches,
+        The Python code of `fit` and of the callbacks then runs once in 8 to 16 batches,
         which makes small models faster. An epoch has at least four executions. Draws,
         noise, accounting and the updates of the weights are those of single steps;
         `on_train_batch_end` is called once an execution.
@@ -592,9 +592,9 @@ class PrivacyPlan(BudgetPlan):
             size = self.steps_per_execution
         if size is not None and not runs_eagerly(model):
             _compat.set_steps_per_execution(model, size)
-        if dealt:
+        if dealt or self._runs_on(model, data):
             options["steps_per_epoch"] = data.steps_per_epoch * data.accumulation_steps
-            data = data.distribute(strategy)
+            data = data.distribute(strategy) if dealt else data.repeat()
         return model.fit(
             data,
             epochs=self.epochs if epochs is None else epochs,
@@ -602,6 +602,17 @@ class PrivacyPlan(BudgetPlan):
             shuffle=False,
             **options,
         )
+
+    @staticmethod
+    def _runs_on(model: tf.keras.Model, data: Batches) -> bool:
+        """Whether the epochs of a call of `fit` may share an iterator of the data.
+
+        A new iterator takes as long as several steps of a small model.
+        """
+        size, whole = _compat.steps_per_execution(model), int(data.cardinality())
+        length = data.steps_per_epoch * data.accumulation_steps
+        overruns = _compat.OVERRUNS_EPOCHS and length % size
+        return data.scheme.independent_steps and whole == length and not overruns
 
     def plot(self, history: tf.keras.callbacks.History) -> Any:
         """Draws the logs of a run: loss, scores, epsilon, clip norm and signal.

@@ -70,7 +70,7 @@ def test_waiting_for_workers_has_the_end_that_a_flag_sets(tmp_path):
     [
         ("localhost", "--workers must be addresses of the form host:port"),
         ("a:1,a:1", "--workers must be different"),
-        ("", "--workers must be addresses"),
+        ("", "flag --workers=: must be a text that is not empty"),
     ],
 )
 @pytest.mark.thinned(3)

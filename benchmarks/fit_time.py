@@ -49,9 +49,15 @@ def _fit(
     )
     if variant in ("plain", "several"):
         optimizer = tf.keras.optimizers.SGD(0.1)
+    elif variant in ("plan", "executions"):
+        optimizer = plan.optimizer(dpc.keras.DPSGD, 0.1)
     else:
-        checks = {"check_gradients": "never"} if variant == "unchecked" else {}
-        optimizer = plan.optimizer(dpc.keras.DPSGD, 0.1, **checks)
+        optimizer = dpc.keras.DPSGD(
+            0.1,
+            noise_multiplier=plan.noise_multiplier,
+            expected_batch_size=size,
+            check_gradients="never" if variant == "unchecked" else "first",
+        )
     executed = plan.steps_per_execution if variant in ("executions", "several") else 1
     # By default Keras 3 would compile only some of them by XLA.
     model.compile(optimizer, loss, jit_compile=xla, steps_per_execution=executed)

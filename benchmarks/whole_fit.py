@@ -3,7 +3,7 @@
     python -m benchmarks.whole_fit --output_dir=runs/benchmarks
 
 The same model, as many examples and epochs, in one process and in turn: `fit` on
-arrays; the private step alone (the same `fit` with a plan's optimizer: full batches,
+arrays; the private step alone (the same `fit` with a private optimizer: full batches,
 nothing accounted), without its self-check and with it; the same on Poisson batches,
 without callbacks; and the whole of a `PrivacyPlan`: its callbacks, epsilon. So each
 variant adds a part to the variant before. The last two run several steps in one call,

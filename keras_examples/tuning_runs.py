@@ -137,11 +137,13 @@ class Trainer:
             epsilon, DELTA, task.examples, batch_size, cell.epochs
         )
         kind, options = OPTIMIZERS[cell.optimizer]
+        # One optimizer makes many runs, each of which would spend the plan's budget.
         # Ordinary gradients are compared by the tests, and once a run costs a trace.
-        self._optimizer = self.plan.optimizer(
-            getattr(dpc.keras, kind),
+        self._optimizer = getattr(dpc.keras, kind)(
             cell.learning_rate,
             clip=CLIPS[cell.clip](),
+            noise_multiplier=self.plan.noise_multiplier,
+            expected_batch_size=batch_size,
             check_gradients="never",
             **options,
         )

@@ -29,9 +29,7 @@ def plan_of(**changes):
     return dpc.keras.PrivacyPlan(**{**given, **changes})
 
 
-def trained(
-    plan, epochs=None, optimizer=dpc.keras.DPSGD, watched=True, executed=1, **options
-):
+def trained(plan, epochs=None, optimizer=dpc.keras.DPSGD, executed=1, **options):
     model = tf.keras.Sequential([tf.keras.layers.Dense(3)])
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     made = plan.optimizer(optimizer, learning_rate=0.1, **options)
@@ -40,7 +38,7 @@ def trained(
     history = model.fit(
         batches,
         epochs=epochs or plan.epochs,
-        callbacks=plan.callbacks if watched else [],
+        callbacks=plan.callbacks,
         verbose=0,
     )
     return model, history.history
@@ -297,10 +295,38 @@ def test_another_clip_of_the_same_plan_is_a_change_that_must_be_meant():
     assert len(stated.clips) == 2
 
 
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("trained_before", [False, True])
+def test_fit_without_the_callbacks_is_refused(drawn, trained_before):
+    plan = plan_of()
+    model = tf.keras.Sequential([tf.keras.Input([5]), tf.keras.layers.Dense(3)])
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(plan.optimizer(), loss)
+    steps = 0
+    if trained_before:
+        plan.fit(model, data(), epochs=1, verbose=0)
+        steps = plan.ledger.steps
+    given = (plan.batches(data()),) if drawn else data()
+    weights = model.get_weights()
+    with pytest.raises(ValueError, match="(?s)without the plan's callbacks.*plan.fit"):
+        model.fit(*given, batch_size=None if drawn else 100, verbose=0)
+    if trained_before and drawn:  # Steps of a trace that was counted before.
+        with pytest.raises(PrivacyMismatchError, match="4 steps of this plan's"):
+            plan.statement()
+        return
+    np.testing.assert_array_equal(model.get_weights()[0], weights[0])
+    assert int(model.optimizer.iterations.numpy()) == steps
+    plan.fit(model, data(), epochs=2, verbose=0)
+    assert plan.statement().steps == steps + 8
+
+
 @pytest.mark.slow
 def test_steps_without_the_callbacks_are_not_passed_over():
     plan = plan_of()
-    trained(plan, epochs=1, watched=False)
+    model, loss = tf.keras.Sequential([tf.keras.layers.Dense(3)]), "mse"
+    model.compile(plan.optimizer(learning_rate=0.1), loss)
+    for x, y, w in plan.batches(data()):
+        model.train_on_batch(x, tf.one_hot(y, 3), w)
     for ask in (plan.statement, lambda: plan.statement("json")):
         with pytest.raises(
             accounting.PrivacyMismatchError, match="4 steps of this pla"

@@ -191,6 +191,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         keep_out_of_files(self.model)
         with self._workers.all_or_none():
             self._begin()
+        self._history.budgeted = True
         self._agreement = Agreement(self._workers, self.model)
         told = [self.epsilon, self.delta, self._check_data, self._allow_outside_updates]
         self._agreement.check_settings(told, self._draws, self.params)
@@ -439,6 +440,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._watch.end()
         seeded_layers.begin_anew(self.model)
         self._draws.end()
+        self._history.budgeted = False
         self._settle(self._optimizer)
         self._count_unseen()
         self._run.keep(last=True)

@@ -99,8 +99,8 @@ class PrivacyPlan(BudgetPlan):
       `examples`: adding or removing a record would change the plan, unless `examples`
       comes from a number that does not depend on these data.
     * `callbacks` keep one ledger for all calls of `fit` of this plan: together these
-      calls stay within the budget. Without the callbacks no steps are counted, and
-      `statement` raises.
+      calls stay within the budget. A `fit` without the callbacks raises; after other
+      steps that nothing counted, `statement` raises.
     * `batches` refuses data of another size, and `optimizer` refuses other noise.
 
     Args:
@@ -328,6 +328,7 @@ class PrivacyPlan(BudgetPlan):
             self._check_counts(made.clip)
         refuse_other_momentum(made, self._settings["noise"], self._momentum)
         self._histories.append(history_of(made))
+        self._histories[-1].planned = True
         self._clip = str(made.clip)
         self._made = made
         noise = self._noise_in_all
@@ -487,6 +488,8 @@ class PrivacyPlan(BudgetPlan):
                 _secret=None,
             )
             model, drawn = training(trial)
+            for history in trial._histories:
+                history.budgeted = True  # Zeros cost no budget.
             return step_memory.measure_step(model, drawn, trial._summed)
 
         rows = step_memory.find_most_rows(used_by, memory, capacity)

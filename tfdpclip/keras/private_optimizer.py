@@ -73,6 +73,7 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
 
     def _records(self, loss, var_list, tape):
         """The gradients of the records, for the norms and sums of a clip rule."""
+        self._step_history.refuse_uncounted()
         replicas.refuse_others(self, self._scope.strategy)
         _compat.refuse_distribution()
         if callable(loss):
@@ -304,6 +305,8 @@ class PrivateOptimizer(OptimizerVariables, _compat.TrainerEntry):
         self._refuse_unapplied()
         if not tf.executing_eagerly():
             return super().finalize_variable_values(var_list)
+        # Where the steps were traced by an earlier call of `fit`, or by replicas.
+        self._step_history.refuse_uncounted()
         if replicas.gathers_ahead(self._scope.strategy):
             # The next fit begins a new draw: see `Batches.distribute`.
             self.drop_pending_batches()

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip._docs import TracedError, see
+from tfdpclip._keras_marks import calling
 from tfdpclip._notes import NOTES, ReleaseSettings
 from tfdpclip._object_notes import notes_of_variable
 from tfdpclip._variables import whole_number
@@ -70,6 +72,9 @@ class StepHistory(tf.train.experimental.PythonState):
         self._unknown = 0
         #: Whether a checkpoint was restored; the reader sets this back to False.
         self.restored = False
+        #: Whether a plan made the optimizer, and whether a `PrivacyBudget` counts the
+        #: steps of the running call of `fit`.
+        self.planned = self.budgeted = False
         #: A `WeightWatch` that is told of eager updates; None without one.
         self.watch: Any = None
         NOTES.counters.add(self)
@@ -193,6 +198,18 @@ class StepHistory(tf.train.experimental.PythonState):
             getattr(optimizer, "seed", None) is not None,
         )
 
+    def refuse_uncounted(self) -> None:
+        """Raises where `fit` takes steps of a plan that no `PrivacyBudget` counts."""
+        if self.planned and not self.budgeted and calling("fit") is not None:
+            raise TracedError(
+                "model.fit trains with an optimizer of a plan, but without the plan's "
+                "callbacks: its steps are not counted, and plain arrays are not drawn "
+                "as the plan accounts for. Write\n"
+                "    plan.fit(model, (x, y))\n"
+                "or model.fit(plan.batches((x, y)), epochs=plan.epochs, "
+                "callbacks=plan.callbacks)." + see("steps-that-are-not-counted")
+            )
+
     def raise_failures(self) -> None:
         """Raises an error that a compiled step found and could not raise."""
         optimizer = self._optimizer()
@@ -296,7 +313,7 @@ class ForeignHistory:
         self._optimizer = weakref.ref(optimizer)
         self.identity = secrets.token_hex(16)
         self.labels: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-        self.restored = False
+        self.restored = self.budgeted = False
         self.watch: Any = None
         self.counter = None
 

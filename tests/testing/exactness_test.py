@@ -74,7 +74,7 @@ def test_what_the_step_itself_finds_is_told():
 
     with (
         mock.patch.object(outer.Outer, "squared_norms", halved),
-        pytest.raises(AssertionError, match=r"MismatchError: the norm .*dense"),
+        pytest.raises(AssertionError, match=r"MismatchError: the norm .*hidden"),
     ):
         assert_exact(model_of(), data())
 

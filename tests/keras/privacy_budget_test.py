@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tests.keras.counted import DELTA, RECORDS, Optimizer, model_of, poisson, small_data
 from tfdpclip import accounting, sampling
-from tfdpclip.accounting import Ledger, PrivacyMismatchError
+from tfdpclip.accounting import Ledger, PrivacyMismatchError, accountants
 from tfdpclip.keras import _compat
 from tfdpclip.keras.privacy_budget import PrivacyBudget
 from tfdpclip.keras.watching import remaining_steps
@@ -54,14 +54,19 @@ def test_epsilon_is_in_the_history():
 def test_epsilon_of_an_epoch_is_computed_beside_its_last_execution(monkeypatch):
     batches, optimizer = poisson(), Optimizer()
     budget = PrivacyBudget(math.inf, DELTA, batches)
-    asked = []
-    ask = budget.ledger.epsilon
+    asked, readers = [], set()
+    ask, read = accountants.epsilon, budget.ledger.event
 
-    def epsilon(**options):
-        asked.append((threading.current_thread(), budget.ledger.event()))
-        return ask(**options)
+    def epsilon(event, *options):
+        asked.append((threading.current_thread(), event))
+        return ask(event, *options)
 
-    monkeypatch.setattr(budget.ledger, "epsilon", epsilon)
+    def event(*more):
+        readers.add(threading.current_thread())
+        return read(*more)
+
+    monkeypatch.setattr(accountants, "epsilon", epsilon)
+    monkeypatch.setattr(budget.ledger, "event", event)
     # These executions are short.
     monkeypatch.setattr(remaining_steps, "_SOON", 0.0)
     wait = tf.keras.callbacks.LambdaCallback(
@@ -74,6 +79,8 @@ def test_epsilon_of_an_epoch_is_computed_beside_its_last_execution(monkeypatch):
     beside = [event for thread, event in asked if thread is not main]
     at_the_end = [event for thread, event in asked if thread is main]
     assert beside == at_the_end[-3:] and len(set(map(str, beside))) == 3
+    # Reading the ledger reserves steps, which only one thread may do.
+    assert readers == {main}
 
 
 def test_the_scheme_alone_is_enough():

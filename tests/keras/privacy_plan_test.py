@@ -320,6 +320,35 @@ def test_fit_without_the_callbacks_is_refused(drawn, trained_before):
     assert plan.statement().steps == steps + 8
 
 
+class FitWithout(tf.keras.callbacks.Callback):
+    """Calls `fit` without a plan's callbacks within `fit`, or interrupts `fit`."""
+
+    def __init__(self, interrupts):
+        super().__init__()
+        self._interrupts = interrupts
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._interrupts:
+            raise KeyboardInterrupt
+        self.model.fit(*data(), batch_size=100, verbose=0)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_counted_fit_does_not_cover_another(interrupted):
+    plan = plan_of()
+    model = tf.keras.Sequential([tf.keras.Input([5]), tf.keras.layers.Dense(3)])
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(plan.optimizer(), loss)
+    refused = pytest.raises(ValueError, match="without the plan's callbacks")
+    with pytest.raises(KeyboardInterrupt) if interrupted else refused:
+        plan.fit(model, data(), callbacks=[FitWithout(interrupted)], verbose=0)
+    with refused:
+        model.fit(*data(), batch_size=100, verbose=0)
+    assert int(model.optimizer.iterations.numpy()) == 1
+    plan.fit(model, data(), epochs=2, verbose=0)
+    assert plan.statement().steps == 9
+
+
 @pytest.mark.slow
 def test_steps_without_the_callbacks_are_not_passed_over():
     plan = plan_of()

@@ -134,6 +134,10 @@ def test_rows_of_a_line(fixed, each, memory):
     assert step_memory.find_most_rows(used_by, memory, 1) == 1
 
 
+def test_all_rows_fit_where_no_byte_is_counted():
+    assert step_memory.find_most_rows(lambda rows: 0, 100_000, 54) == 54
+
+
 def test_a_size_that_is_larger_than_its_line_is_not_taken():
     def used_by(rows):  # small tensors are not counted
         return 10 * rows + 20 * max(0, rows - 3000)

@@ -191,7 +191,6 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         keep_out_of_files(self.model)
         with self._workers.all_or_none():
             self._begin()
-        self._history.budgeted = True
         self._agreement = Agreement(self._workers, self.model)
         told = [self.epsilon, self.delta, self._check_data, self._allow_outside_updates]
         self._agreement.check_settings(told, self._draws, self.params)
@@ -261,6 +260,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         optimizer = self._optimizer
         self._history = history_of(optimizer)
         if isinstance(self._history, StepHistory):
+            self._history.count_fit()
             # A frozen part of the model may have been trained privately before.
             self._history.comes_after(_weights_so_far(self.model))
         self._phase = {
@@ -440,7 +440,6 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._watch.end()
         seeded_layers.begin_anew(self.model)
         self._draws.end()
-        self._history.budgeted = False
         self._settle(self._optimizer)
         self._count_unseen()
         self._run.keep(last=True)

@@ -489,7 +489,7 @@ class PrivacyPlan(BudgetPlan):
             )
             model, drawn = training(trial)
             for history in trial._histories:
-                history.budgeted = True  # Zeros cost no budget.
+                history.planned = False  # Zeros cost no budget.
             return step_memory.measure_step(model, drawn, trial._summed)
 
         rows = step_memory.find_most_rows(used_by, memory, capacity)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdpclip._keras_marks import MODULES
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.keras import _compat
 from tfdpclip.keras.private_optimizer import PrivateOptimizer
@@ -135,7 +136,7 @@ def _is_sgd(optimizer: Any) -> bool:
 
 
 def _is_adam(optimizer: Any) -> bool:
-    of_class = [k for k in type(optimizer).__mro__ if k.__module__.startswith("keras")]
+    of_class = [k for k in type(optimizer).__mro__ if k.__module__.startswith(MODULES)]
     return of_class[:1] == [tf.keras.optimizers.Adam] and not optimizer.amsgrad
 
 

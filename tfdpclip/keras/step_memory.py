@@ -139,7 +139,7 @@ def find_most_rows(used_by: Callable[[int], int], memory: int, limit: int) -> in
             rows = min(max(int(rows * leap), rows + 1), limit)
     most = max(fits)
     if slope <= 0:  # memory that does not grow with the rows hides the growth
-        slope = fits[most] / most
+        slope = max(fits[most], 1) / most
     more = (_AIM * given - fits[most]) / slope
     rows = min(most + max(int(more), 0), limit)
     while rows > most and (used := used_by(rows)) > memory:

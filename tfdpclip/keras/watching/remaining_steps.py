@@ -50,15 +50,18 @@ class RemainingSteps:
         """Begins `spent` of all reserved steps, beside the execution of these steps.
 
         The accountant remembers the result, for which an epoch would wait otherwise.
+        The ledger is read here, since reading it reserves the draws of a loop.
         """
         if self._ledger.accountant == "pld":
-            self._ahead = threading.Timer(_SOON, self._remember_bound)
+            event = [self._ledger.event()]
+            self._ahead = threading.Timer(_SOON, self._remember_bound, event)
             self._ahead.daemon = True
             self._ahead.start()
 
-    def _remember_bound(self) -> None:
+    def _remember_bound(self, event: dp_accounting.DpEvent) -> None:
         with contextlib.suppress(Exception):  # `spent` raises the same error.
-            self._ledger.epsilon(quick=True)
+            coarseness = accountants.quick_coarseness(event, "pld")
+            accountants.epsilon(event, self._ledger.delta, "pld", coarseness)
 
     def spent(self, exactly: bool) -> float:
         """Epsilon so far, exactly or as an upper bound that is quick to compute.

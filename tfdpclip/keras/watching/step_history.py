@@ -7,14 +7,14 @@ import json
 import math
 import secrets
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdpclip._docs import TracedError, see
-from tfdpclip._keras_marks import calling
+from tfdpclip._keras_marks import variable_of_call
 from tfdpclip._notes import NOTES, ReleaseSettings
 from tfdpclip._object_notes import notes_of_variable
 from tfdpclip._variables import whole_number
@@ -72,9 +72,10 @@ class StepHistory(tf.train.experimental.PythonState):
         self._unknown = 0
         #: Whether a checkpoint was restored; the reader sets this back to False.
         self.restored = False
-        #: Whether a plan made the optimizer, and whether a `PrivacyBudget` counts the
-        #: steps of the running call of `fit`.
-        self.planned = self.budgeted = False
+        #: Whether a plan made the optimizer.
+        self.planned = False
+        # The callbacks of the last call of `fit` whose steps a `PrivacyBudget` counts.
+        self._budgeted: Callable[[], Any] = lambda: None
         #: A `WeightWatch` that is told of eager updates; None without one.
         self.watch: Any = None
         NOTES.counters.add(self)
@@ -198,9 +199,19 @@ class StepHistory(tf.train.experimental.PythonState):
             getattr(optimizer, "seed", None) is not None,
         )
 
+    def count_fit(self) -> None:
+        """Notes that a `PrivacyBudget` counts the steps of the running call of `fit`.
+
+        The note is of this call alone, since an interrupted call does not end it.
+        """
+        running = variable_of_call("fit", "callbacks")
+        if running is not None:
+            self._budgeted = weakref.ref(running)
+
     def refuse_uncounted(self) -> None:
         """Raises where `fit` takes steps of a plan that no `PrivacyBudget` counts."""
-        if self.planned and not self.budgeted and calling("fit") is not None:
+        running = variable_of_call("fit", "callbacks")
+        if self.planned and running is not None and running is not self._budgeted():
             raise TracedError(
                 "model.fit trains with an optimizer of a plan, but without the plan's "
                 "callbacks: its steps are not counted, and plain arrays are not drawn "
@@ -313,7 +324,7 @@ class ForeignHistory:
         self._optimizer = weakref.ref(optimizer)
         self.identity = secrets.token_hex(16)
         self.labels: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-        self.restored = self.budgeted = False
+        self.restored = False
         self.watch: Any = None
         self.counter = None
 

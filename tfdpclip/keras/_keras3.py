@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableSet, Sequence
 from typing import Any
 
 import keras
@@ -289,10 +289,18 @@ def steps_per_execution(model: Any) -> int:
     return int(model.steps_per_execution)
 
 
-def set_steps_per_execution(model: Any, steps: int) -> None:
-    """Sets the number of steps per execution of a compiled model."""
-    model.steps_per_execution = steps
-    model.train_function = None
+@contextlib.contextmanager
+def executing(model: Any, steps: int | None, loops: MutableSet[Any]) -> Iterator[None]:
+    """Gives a compiled model another number of steps per execution.
+
+    The number stays, since each function is traced for one number. `train_on_batch`
+    and its like read one batch with any.
+    """
+    del loops
+    if steps not in (None, steps_per_execution(model)):
+        model.steps_per_execution = steps
+        model.train_function = model.test_function = model.predict_function = None
+    yield
 
 
 def spare_logs(callback: Any) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, MutableSet, Sequence
 from typing import Any
 
 import numpy as np
@@ -234,6 +235,8 @@ class PrivacyPlan(BudgetPlan):
         self._summed = self.accumulation_steps
         self._histories: list[StepHistory] = []
         self._made: PrivateOptimizer | None = None
+        # Functions of models that run any number of steps.
+        self._loops: MutableSet[Any] = weakref.WeakSet()
 
     def _set_record(self, views: int, per_person: int | None) -> None:
         """Sets the rows of a record: views of an example, or examples of a person."""
@@ -593,18 +596,19 @@ class PrivacyPlan(BudgetPlan):
         together = together and not has_own_step(model)
         if size is None and together and _compat.steps_per_execution(model) == 1:
             size = self.steps_per_execution
-        if size is not None and not runs_eagerly(model):
-            _compat.set_steps_per_execution(model, size)
-        if dealt or self._runs_on(model, data):
-            options["steps_per_epoch"] = data.steps_per_epoch * data.accumulation_steps
-            data = data.distribute(strategy) if dealt else data.repeat()
-        return model.fit(
-            data,
-            epochs=self.epochs if epochs is None else epochs,
-            callbacks=[*self.callbacks, *callbacks],
-            shuffle=False,
-            **options,
-        )
+        size = None if runs_eagerly(model) else size
+        with _compat.executing(model, size, self._loops):
+            if dealt or self._runs_on(model, data):
+                steps = data.steps_per_epoch * data.accumulation_steps
+                options["steps_per_epoch"] = steps
+                data = data.distribute(strategy) if dealt else data.repeat()
+            return model.fit(
+                data,
+                epochs=self.epochs if epochs is None else epochs,
+                callbacks=[*self.callbacks, *callbacks],
+                shuffle=False,
+                **options,
+            )
 
     @staticmethod
     def _runs_on(model: tf.keras.Model, data: Batches) -> bool:

@@ -462,15 +462,27 @@ def test_fit_runs_single_steps_of_a_model_with_a_train_step():
         {"sample_weight": np.ones(EXAMPLES)},
         {"x": 1},
         {"y": 1},
+        {"x": 1, "data": None},
     ],
-    ids=lambda option: next(iter(option)),
+    ids=lambda option: "-".join(option),
 )
 def test_fit_refuses_what_the_plan_decides(option):
     plan = plan_of(batch_size=40, epochs=1)
     model = compiled(plan)
     with pytest.raises(ValueError, match=f"{next(iter(option))} is no option.*: "):
-        plan.fit(model, data(), **option)
+        plan.fit(model, **{"data": data(), **option})
     assert not plan.ledger.phases
+
+
+def test_fit_refuses_the_optimizer_of_a_plan_of_other_noise():
+    """As where the plan was made anew, and the model was not compiled again."""
+    plan = plan_of(epochs=1)
+    model = compiled(plan)
+    with pytest.raises(ValueError, match="none of this plan(.|\n)*model.compile"):
+        plan.replace(epsilon=1).fit(model, data(), verbose=0)
+    again = plan.replace()
+    again.fit(model, data(), callbacks=tf.keras.callbacks.Callback(), verbose=0)
+    assert again.ledger.steps == plan.steps
 
 
 def test_fit_refuses_batches_of_another_scheme():

@@ -526,7 +526,7 @@ class PrivacyPlan(BudgetPlan):
     def fit(
         self,
         model: tf.keras.Model,
-        data: Any,
+        data: Any = None,
         *others: Any,
         people: Any = None,
         epochs: int | None = None,
@@ -547,7 +547,7 @@ class PrivacyPlan(BudgetPlan):
           *others: Always empty: inputs and labels are one argument, (x, y).
           people: With `per_person`, the person of each example.
           epochs: The epochs of this call, by default all of the plan's.
-          callbacks: Further callbacks, called after those of the plan.
+          callbacks: Further callbacks, or one, called after those of the plan.
           steps_per_execution: Batches in one call of the training function; by default
             the plan's, unless the model was compiled with its own, and 1 for a model
             with a `train_step` of its own.
@@ -558,11 +558,15 @@ class PrivacyPlan(BudgetPlan):
           Keras's history, with `epsilon` and `clip_norm` of each epoch.
 
         Raises:
-          ValueError: If the model has an optimizer of another origin, or an option
-            belongs to the plan or to `data`.
+          ValueError: If the model has no private optimizer, or one of another plan with
+            other noise, or an option belongs to the plan or to `data`.
         """
         optimizer = getattr(model, "optimizer", None)
-        if not isinstance(optimizer, PrivateOptimizer):
+        # An optimizer that no plan made is counted with its noise, whatever that is.
+        if not isinstance(optimizer, PrivateOptimizer) or (
+            history_of(optimizer).planned
+            and optimizer.noise_multiplier != self.noise_multiplier
+        ):
             raise ValueError(
                 f"model has the optimizer {getattr(optimizer, 'name', None)}, and none "
                 f"of this plan (a task of KerasHub compiles itself). Write\n{_LINES}"
@@ -605,7 +609,7 @@ class PrivacyPlan(BudgetPlan):
             return model.fit(
                 data,
                 epochs=self.epochs if epochs is None else epochs,
-                callbacks=[*self.callbacks, *callbacks],
+                callbacks=[*self.callbacks, *tf.nest.flatten(callbacks)],
                 shuffle=False,
                 **options,
             )

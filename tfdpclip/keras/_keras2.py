@@ -237,7 +237,7 @@ def steps_per_execution(model: Any) -> int:
 
 
 #: Functions that run a step, or a loop of as many as an execution has when they run.
-_FUNCTIONS = ("train_function", "test_function", "predict_function")
+FUNCTIONS = ("train_function", "test_function", "predict_function")
 
 
 @contextlib.contextmanager
@@ -251,7 +251,7 @@ def executing(model: Any, steps: int | None, loops: MutableSet[Any]) -> Iterator
     if steps in (None, before):
         yield
         return
-    single = {n: f for n in _FUNCTIONS if (f := getattr(model, n)) not in loops}
+    single = {n: f for n in FUNCTIONS if (f := getattr(model, n)) not in loops}
     model.__dict__.update(dict.fromkeys(single))
     model._steps_per_execution.assign(steps)
     try:
@@ -259,7 +259,7 @@ def executing(model: Any, steps: int | None, loops: MutableSet[Any]) -> Iterator
     finally:
         if before == 1:  # As `train_on_batch` and generators need it.
             model._steps_per_execution.assign(1)
-            made = {n: f for n in _FUNCTIONS if (f := getattr(model, n))}
+            made = {n: f for n in FUNCTIONS if (f := getattr(model, n))}
             loops.update(made.values())
             model.__dict__.update(single | made)
 

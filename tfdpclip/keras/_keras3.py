@@ -133,7 +133,7 @@ def inputs_of_call(layer: Any, node_index: int) -> Any:
 
 def forget_compilation(model: Any) -> None:
     """Makes a model compile and trace again before its next run."""
-    model.train_function = model.test_function = model.predict_function = None
+    model.__dict__.update(dict.fromkeys(FUNCTIONS))
     model.compiled = False
 
 
@@ -289,6 +289,10 @@ def steps_per_execution(model: Any) -> int:
     return int(model.steps_per_execution)
 
 
+#: Functions that run the steps of an execution.
+FUNCTIONS = ("train_function", "test_function", "predict_function")
+
+
 @contextlib.contextmanager
 def executing(model: Any, steps: int | None, loops: MutableSet[Any]) -> Iterator[None]:
     """Gives a compiled model another number of steps per execution.
@@ -299,7 +303,7 @@ def executing(model: Any, steps: int | None, loops: MutableSet[Any]) -> Iterator
     del loops
     if steps not in (None, steps_per_execution(model)):
         model.steps_per_execution = steps
-        model.train_function = model.test_function = model.predict_function = None
+        model.__dict__.update(dict.fromkeys(FUNCTIONS))
     yield
 
 

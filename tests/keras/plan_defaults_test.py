@@ -317,6 +317,53 @@ def test_fit_runs_in_executions_unless_the_model_has_its_own():
     assert len(calls) == plan.steps / 2
 
 
+def test_scores_and_predictions_are_of_all_batches_beside_executions():
+    plan = plan_of(batch_size=10, epochs=2)
+    (x, y), model = data(), compiled(plan)
+    model.compile(model.optimizer, model.loss, weighted_metrics=["accuracy"])
+    for _ in range(plan.epochs):
+        # Functions of single batches, made before `fit` and between two calls.
+        model.evaluate(x, y, verbose=0)
+        model.predict(x, verbose=0)
+        logs = plan.fit(model, (x, y), validation_data=(x, y), epochs=1, verbose=0)
+        right = np.mean(np.argmax(model(x), axis=-1) == y)
+        scores = model.evaluate(x, y, verbose=0, return_dict=True)
+        assert logs.history["val_accuracy"] == pytest.approx([right], abs=1e-5)
+        assert scores["accuracy"] == pytest.approx(right, abs=1e-5)
+        np.testing.assert_allclose(model.predict(x, verbose=0), model(x), rtol=1e-4)
+
+
+def test_batches_one_by_one_after_executions(traced_steps):
+    plan = plan_of(batch_size=10, epochs=3)
+    (x, y), model = data(), compiled(plan)
+    traced = []
+    for _ in range(2):
+        plan.fit(model, (x, y), epochs=1, verbose=0)
+        traced.append(len(traced_steps))
+        assert model.predict_on_batch(x[:5]).shape == (5, 3)
+        assert np.isfinite(model.test_on_batch(x[:5], y[:5]))
+    assert traced[1] == traced[0] > 0
+    model.train_on_batch(x[:5], y[:5])
+    assert int(model.optimizer.iterations.numpy()) == 2 * 40 + 1
+    if _compat.steps_per_execution(model) == 1:
+        read = (x[i : i + 100] for i in range(0, 400, 100))
+        assert model.predict(read, verbose=0).shape == (400, 3)
+
+
+@pytest.fixture
+def traced_steps(monkeypatch):
+    """One entry for each trace of a private step."""
+    traces = []
+    records = dpc.keras.DPSGD._records
+
+    def traced(*args):
+        traces.append(args[0])
+        return records(*args)
+
+    monkeypatch.setattr(dpc.keras.DPSGD, "_records", traced)
+    return traces
+
+
 # Keras 3 runs whole executions, beyond the end of an epoch of data without an end.
 _WHOLE = not _compat.OVERRUNS_EPOCHS
 
@@ -415,15 +462,27 @@ def test_fit_runs_single_steps_of_a_model_with_a_train_step():
         {"sample_weight": np.ones(EXAMPLES)},
         {"x": 1},
         {"y": 1},
+        {"x": 1, "data": None},
     ],
-    ids=lambda option: next(iter(option)),
+    ids=lambda option: "-".join(option),
 )
 def test_fit_refuses_what_the_plan_decides(option):
     plan = plan_of(batch_size=40, epochs=1)
     model = compiled(plan)
     with pytest.raises(ValueError, match=f"{next(iter(option))} is no option.*: "):
-        plan.fit(model, data(), **option)
+        plan.fit(model, **{"data": data(), **option})
     assert not plan.ledger.phases
+
+
+def test_fit_refuses_the_optimizer_of_a_plan_of_other_noise():
+    """As where the plan was made anew, and the model was not compiled again."""
+    plan = plan_of(epochs=1)
+    model = compiled(plan)
+    with pytest.raises(ValueError, match="none of this plan(.|\n)*model.compile"):
+        plan.replace(epsilon=1).fit(model, data(), verbose=0)
+    again = plan.replace()
+    again.fit(model, data(), callbacks=tf.keras.callbacks.Callback(), verbose=0)
+    assert again.ledger.steps == plan.steps
 
 
 def test_fit_refuses_batches_of_another_scheme():

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tests.keras.helpers import DPAdam, some_data
 from tests.stack import KERAS_3
 from tfdpclip import sampling
-from tfdpclip.keras import PrivacyBudget, PrivacyPlan, _compat
+from tfdpclip.keras import PrivacyBudget, PrivacyPlan
 
 pytestmark = pytest.mark.unchecked
 
@@ -103,8 +103,6 @@ def test_a_file_says_the_epsilon_of_its_own_steps(tmp_path, optimizer, facts):
     loaded.save(again)
     assert stated(again) == found
     for trained_on in (loaded, model):
-        # Keras 2 takes as many batches as an execution of `fit` has.
-        _compat.set_steps_per_execution(trained_on, 1)
         for _ in range(plan.accumulation_steps):
             trained_on.train_on_batch(*(part[:4] for part in data))
         trained_on.save(again)

@@ -7,7 +7,7 @@ file; `_keras3.py` has the same names.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableSet, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -236,10 +236,32 @@ def steps_per_execution(model: Any) -> int:
     return 1 if variable is None else whole_number(variable)
 
 
-def set_steps_per_execution(model: Any, steps: int) -> None:
-    """Sets the number of steps per execution of a compiled model."""
-    model._configure_steps_per_execution(steps)
-    model.train_function = None
+#: Functions that run a step, or a loop of as many as an execution has when they run.
+FUNCTIONS = ("train_function", "test_function", "predict_function")
+
+
+@contextlib.contextmanager
+def executing(model: Any, steps: int | None, loops: MutableSet[Any]) -> Iterator[None]:
+    """For a while, gives a compiled model another number of steps per execution.
+
+    Functions made for single steps would run one of the steps. `loops` remembers the
+    functions that run any number of steps: the next call traces none of them again.
+    """
+    before = steps_per_execution(model)
+    if steps in (None, before):
+        yield
+        return
+    single = {n: f for n in FUNCTIONS if (f := getattr(model, n)) not in loops}
+    model.__dict__.update(dict.fromkeys(single))
+    model._steps_per_execution.assign(steps)
+    try:
+        yield
+    finally:
+        if before == 1:  # As `train_on_batch` and generators need it.
+            model._steps_per_execution.assign(1)
+            made = {n: f for n in FUNCTIONS if (f := getattr(model, n))}
+            loops.update(made.values())
+            model.__dict__.update(single | made)
 
 
 def spare_logs(callback: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableSet, Sequence
 from typing import Any
 
 import keras
@@ -133,7 +133,7 @@ def inputs_of_call(layer: Any, node_index: int) -> Any:
 
 def forget_compilation(model: Any) -> None:
     """Makes a model compile and trace again before its next run."""
-    model.train_function = model.test_function = model.predict_function = None
+    model.__dict__.update(dict.fromkeys(FUNCTIONS))
     model.compiled = False
 
 
@@ -289,10 +289,22 @@ def steps_per_execution(model: Any) -> int:
     return int(model.steps_per_execution)
 
 
-def set_steps_per_execution(model: Any, steps: int) -> None:
-    """Sets the number of steps per execution of a compiled model."""
-    model.steps_per_execution = steps
-    model.train_function = None
+#: Functions that run the steps of an execution.
+FUNCTIONS = ("train_function", "test_function", "predict_function")
+
+
+@contextlib.contextmanager
+def executing(model: Any, steps: int | None, loops: MutableSet[Any]) -> Iterator[None]:
+    """Gives a compiled model another number of steps per execution.
+
+    The number stays, since each function is traced for one number. `train_on_batch`
+    and its like read one batch with any.
+    """
+    del loops
+    if steps not in (None, steps_per_execution(model)):
+        model.steps_per_execution = steps
+        model.__dict__.update(dict.fromkeys(FUNCTIONS))
+    yield
 
 
 def spare_logs(callback: Any) -> None:

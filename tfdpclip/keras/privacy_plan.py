@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, MutableSet, Sequence
 from typing import Any
 
 import numpy as np
@@ -234,6 +235,8 @@ class PrivacyPlan(BudgetPlan):
         self._summed = self.accumulation_steps
         self._histories: list[StepHistory] = []
         self._made: PrivateOptimizer | None = None
+        # Functions of models that run any number of steps.
+        self._loops: MutableSet[Any] = weakref.WeakSet()
 
     def _set_record(self, views: int, per_person: int | None) -> None:
         """Sets the rows of a record: views of an example, or examples of a person."""
@@ -523,7 +526,7 @@ class PrivacyPlan(BudgetPlan):
     def fit(
         self,
         model: tf.keras.Model,
-        data: Any,
+        data: Any = None,
         *others: Any,
         people: Any = None,
         epochs: int | None = None,
@@ -544,7 +547,7 @@ class PrivacyPlan(BudgetPlan):
           *others: Always empty: inputs and labels are one argument, (x, y).
           people: With `per_person`, the person of each example.
           epochs: The epochs of this call, by default all of the plan's.
-          callbacks: Further callbacks, called after those of the plan.
+          callbacks: Further callbacks, or one, called after those of the plan.
           steps_per_execution: Batches in one call of the training function; by default
             the plan's, unless the model was compiled with its own, and 1 for a model
             with a `train_step` of its own.
@@ -555,11 +558,15 @@ class PrivacyPlan(BudgetPlan):
           Keras's history, with `epsilon` and `clip_norm` of each epoch.
 
         Raises:
-          ValueError: If the model has an optimizer of another origin, or an option
-            belongs to the plan or to `data`.
+          ValueError: If the model has no private optimizer, or one of another plan with
+            other noise, or an option belongs to the plan or to `data`.
         """
         optimizer = getattr(model, "optimizer", None)
-        if not isinstance(optimizer, PrivateOptimizer):
+        # An optimizer that no plan made is counted with its noise, whatever that is.
+        if not isinstance(optimizer, PrivateOptimizer) or (
+            history_of(optimizer).planned
+            and optimizer.noise_multiplier != self.noise_multiplier
+        ):
             raise ValueError(
                 f"model has the optimizer {getattr(optimizer, 'name', None)}, and none "
                 f"of this plan (a task of KerasHub compiles itself). Write\n{_LINES}"
@@ -593,18 +600,19 @@ class PrivacyPlan(BudgetPlan):
         together = together and not has_own_step(model)
         if size is None and together and _compat.steps_per_execution(model) == 1:
             size = self.steps_per_execution
-        if size is not None and not runs_eagerly(model):
-            _compat.set_steps_per_execution(model, size)
-        if dealt or self._runs_on(model, data):
-            options["steps_per_epoch"] = data.steps_per_epoch * data.accumulation_steps
-            data = data.distribute(strategy) if dealt else data.repeat()
-        return model.fit(
-            data,
-            epochs=self.epochs if epochs is None else epochs,
-            callbacks=[*self.callbacks, *callbacks],
-            shuffle=False,
-            **options,
-        )
+        size = None if runs_eagerly(model) else size
+        with _compat.executing(model, size, self._loops):
+            if dealt or self._runs_on(model, data):
+                steps = data.steps_per_epoch * data.accumulation_steps
+                options["steps_per_epoch"] = steps
+                data = data.distribute(strategy) if dealt else data.repeat()
+            return model.fit(
+                data,
+                epochs=self.epochs if epochs is None else epochs,
+                callbacks=[*self.callbacks, *tf.nest.flatten(callbacks)],
+                shuffle=False,
+                **options,
+            )
 
     @staticmethod
     def _runs_on(model: tf.keras.Model, data: Batches) -> bool:

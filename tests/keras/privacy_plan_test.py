@@ -350,6 +350,18 @@ def test_a_counted_fit_does_not_cover_another(interrupted):
 
 
 @pytest.mark.slow
+def test_fit_of_a_loaded_model_without_the_callbacks_is_refused(tmp_path):
+    plan = plan_of()
+    model, _ = trained(plan, epochs=1)
+    model.save(tmp_path / "model.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "model.keras")
+    with pytest.raises(ValueError, match="without the plan's callbacks"):
+        loaded.fit(*data(), verbose=0)
+    plan.fit(loaded, data(), epochs=1, verbose=0)
+    assert plan.statement().steps == 8
+
+
+@pytest.mark.slow
 def test_steps_without_the_callbacks_are_not_passed_over():
     plan = plan_of()
     model, loss = tf.keras.Sequential([tf.keras.layers.Dense(3)]), "mse"

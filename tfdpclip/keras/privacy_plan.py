@@ -622,8 +622,10 @@ class PrivacyPlan(BudgetPlan):
         """
         size, whole = _compat.steps_per_execution(model), int(data.cardinality())
         length = data.steps_per_epoch * data.accumulation_steps
-        overruns = _compat.OVERRUNS_EPOCHS and length % size
-        return data.scheme.independent_steps and whole == length and not overruns
+        if _compat.OVERRUNS_EPOCHS and length % size:
+            return False
+        endless = whole == tf.data.INFINITE_CARDINALITY
+        return endless or (data.scheme.independent_steps and whole == length)
 
     def plot(self, history: tf.keras.callbacks.History) -> Any:
         """Draws the logs of a run: loss, scores, epsilon, clip norm and signal.

@@ -277,7 +277,7 @@ class StepHistory(tf.train.experimental.PythonState):
 
     def serialize(self) -> bytes:
         steps = {name: dataclasses.asdict(p) for name, p in self.known_steps().items()}
-        content = {"counter": self._counter(), "steps": steps}
+        content = {"counter": self._counter(), "steps": steps, "planned": self.planned}
         return json.dumps(content, sort_keys=True).encode()
 
     def deserialize(self, string_value: bytes) -> None:
@@ -285,6 +285,7 @@ class StepHistory(tf.train.experimental.PythonState):
             content = json.loads(string_value)
             read = {name: _steps(part) for name, part in content["steps"].items()}
             counter = int(content["counter"])
+            planned = bool(content.get("planned"))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 "The checkpoint's list of earlier steps is damaged "
@@ -292,6 +293,7 @@ class StepHistory(tf.train.experimental.PythonState):
             ) from error
         self._inherit(read)
         self.restored = True
+        self.planned |= planned
         self._explained = counter - self.releases
 
     def to_array(self) -> np.ndarray:

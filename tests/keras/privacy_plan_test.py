@@ -441,7 +441,8 @@ def test_steps_that_nobody_watched_do_not_pass_for_interrupted_ones():
         callbacks = [CtrlC("on_train_batch_end"), *plan.callbacks]
         model.fit(batches, callbacks=callbacks, verbose=0)
     assert plan.statement().steps >= 2
-    model.fit(batches.take(1), verbose=0)
+    with pytest.raises(ValueError, match="without the plan's callbacks"):
+        model.fit(batches.take(1), verbose=0)
     with pytest.raises(
         accounting.PrivacyMismatchError, match="1 steps of this plan's opt"
     ):

@@ -562,7 +562,7 @@ class PrivacyPlan(BudgetPlan):
             other noise, or an option belongs to the plan or to `data`.
         """
         optimizer = getattr(model, "optimizer", None)
-        # An optimizer that no plan made is counted with its noise, whatever that is.
+        # The steps of an optimizer that no plan made are counted with its own noise.
         if not isinstance(optimizer, PrivateOptimizer) or (
             history_of(optimizer).planned
             and optimizer.noise_multiplier != self.noise_multiplier

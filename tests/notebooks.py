@@ -119,11 +119,16 @@ def without_chance(text: str) -> list[str]:
 
     >>> without_chance("epsilon 2.5 spent\\naccuracy  0.81 of [1e-3]\\n")
     ['epsilon 2.5 spent', 'accuracy # of [#]']
+
+    A comma or a point after a number is text: 4.0 may be printed as 4.
+
+    >>> without_chance("mean 4, of 1,222.\\n") == without_chance("mean 4.1, of 1,222.5.")
+    True
     """
     found = []
     for line in text.splitlines():
         if "epsilon" not in line.lower():
-            line = re.sub(r"-?\d[\d,]*(\.\d*)?(e[+-]?\d+)?", "#", line)
+            line = re.sub(r"-?\d+(,\d{3})*(\.\d+)?(e[+-]?\d+)?", "#", line)
         found.append(" ".join(line.split()))
     return found
 

@@ -16,6 +16,7 @@ from tfdpclip import accounting
 from tfdpclip.accounting import PrivacyMismatchError
 
 EXAMPLES = 400
+LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def data(examples=EXAMPLES):
@@ -62,6 +63,29 @@ def test_the_planned_executions_spend_the_budget_and_no_more(changes, executed):
     model, _ = trained(plan, plan.epochs + 1, executed=plan.steps_per_execution)
     assert int(model.optimizer.iterations) == plan.steps == plan.ledger.steps
     assert plan.statement().epsilon <= 3
+
+
+@pytest.mark.parametrize(
+    ("by", "rows"), [("plan", 40), ("model", None), ("no deal", None)]
+)
+def test_a_strategy_of_one_device_trains_what_was_planned(by, rows):
+    """Its iterators fetch draws ahead: so its draws are dealt out, as to several."""
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    plan = plan_of(physical_batch_size=rows)
+    with strategy.scope():
+        model = tf.keras.Sequential([tf.keras.Input((5,)), tf.keras.layers.Dense(3)])
+        model.compile(plan.optimizer(dpc.keras.DPSGD, 0.1), LOSS)
+    if by == "plan":
+        plan.fit(model, data(), epochs=1, verbose=0)
+    batches = plan.batches(data())
+    options = {"callbacks": plan.callbacks, "epochs": 5, "verbose": 0}
+    if by == "no deal":
+        with pytest.raises(PrivacyMismatchError, match=r"batches.distribute\(strategy"):
+            model.fit(batches, **options)
+        return
+    steps = batches.steps_per_epoch * batches.accumulation_steps
+    model.fit(batches.distribute(strategy), steps_per_epoch=steps, **options)
+    assert int(model.optimizer.iterations) == plan.statement().steps == 12
 
 
 @pytest.mark.parametrize(

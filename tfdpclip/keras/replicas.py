@@ -18,11 +18,11 @@ from tfdpclip.gradients import ExampleIsolationError
 from tfdpclip.gradients.graph.origins import is_number
 from tfdpclip.keras import _compat
 
-_MIRRORED = (
+_KNOWN = (
     tf.distribute.MirroredStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.OneDeviceStrategy,
 )
-_KNOWN = (*_MIRRORED, tf.distribute.OneDeviceStrategy)
 
 
 def count() -> int:
@@ -41,7 +41,7 @@ def index() -> int:
 
 def gathers_ahead(strategy: tf.distribute.Strategy | None) -> bool:
     """Whether the strategy's data cannot continue in the middle of a step."""
-    return isinstance(strategy, _MIRRORED)
+    return isinstance(strategy, _KNOWN)
 
 
 class Scope:

@@ -24,6 +24,7 @@ from tfdpclip.sampling.sources import Source
 _STRATEGIES = (
     tf.distribute.MirroredStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.OneDeviceStrategy,
 )
 # Schemes with a fixed order, which one iterator must read in a row.
 _IN_A_ROW = (MinSeparation, CyclicPoisson, RandomAllocation)
@@ -67,7 +68,7 @@ def distribute(batches: Any, strategy: tf.distribute.Strategy) -> Any:
     """See `Batches.distribute`."""
     if type(strategy) not in _STRATEGIES:
         raise ValueError(
-            "strategy must be a tf.distribute.MirroredStrategy or "
+            "strategy must be a tf.distribute.MirroredStrategy, OneDeviceStrategy or "
             f"MultiWorkerMirroredStrategy, got {_arguments.shown(strategy)}."
             + see("several-replicas")
         )

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
+from tests.stack import KERAS_3
 from tfdpclip import accounting
 from tfdpclip.accounting import PrivacyMismatchError
 
@@ -86,6 +87,21 @@ def test_a_strategy_of_one_device_trains_what_was_planned(by, rows):
     steps = batches.steps_per_epoch * batches.accumulation_steps
     model.fit(batches.distribute(strategy), steps_per_epoch=steps, **options)
     assert int(model.optimizer.iterations) == plan.statement().steps == 12
+
+
+def test_batches_cut_within_an_execution_train_as_the_error_says():
+    plan = plan_of(batch_size=40)
+    model = tf.keras.Sequential([tf.keras.Input((5,)), tf.keras.layers.Dense(3)])
+    model.compile(plan.optimizer(dpc.keras.DPSGD, 0.1), LOSS)
+    cut = plan.batches(data()).take(7)
+    assert plan.steps_per_execution == 2
+    if KERAS_3:
+        advice = r"to plan.fit, batches.take\(6\) or steps_per_execution=1"
+        with pytest.raises(PrivacyMismatchError, match=advice):
+            plan.fit(model, cut, verbose=0)
+    plan.fit(model, cut.take(6), epochs=2, verbose=0)
+    plan.fit(model, cut, epochs=1, steps_per_execution=1, verbose=0)
+    assert int(model.optimizer.iterations) == plan.statement().steps == 19
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,25 @@ def test_batches_cut_within_an_execution_train_as_the_error_says():
     assert int(model.optimizer.iterations) == plan.statement().steps == 19
 
 
+@pytest.mark.parametrize("by_plan", [True, False])
+def test_the_planned_end_of_a_run_that_goes_on_is_not_announced(by_plan, capsys):
+    """Keras tells callbacks the last epoch of a call of `fit`, and not the first."""
+    plan = plan_of()
+    model, _ = trained(plan, epochs=1)
+    options = {"initial_epoch": 1, "verbose": 0}
+    if by_plan:
+        plan.fit(model, data(), **options)
+    else:
+        batches = plan.batches(data())
+        model.fit(batches, epochs=3, callbacks=plan.callbacks, **options)
+    assert plan.statement().steps == plan.steps == 12
+    assert "stopping" not in capsys.readouterr().out
+    # An end that no one asked for is announced.
+    plan = plan_of()
+    trained(plan, epochs=4)
+    assert "stopping after 12 steps" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("sampling", "rows", "accountant"),
     [

@@ -21,7 +21,7 @@ from tfdpclip.sampling.poisson import FullBatch, Poisson
 from tfdpclip.sampling.separated import CyclicPoisson, MinSeparation
 from tfdpclip.sampling.sources import Source
 
-_STRATEGIES = (
+STRATEGIES = (
     tf.distribute.MirroredStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
     tf.distribute.OneDeviceStrategy,
@@ -66,7 +66,7 @@ class Part(Source):
 
 def distribute(batches: Any, strategy: tf.distribute.Strategy) -> Any:
     """See `Batches.distribute`."""
-    if type(strategy) not in _STRATEGIES:
+    if type(strategy) not in STRATEGIES:
         raise ValueError(
             "strategy must be a tf.distribute.MirroredStrategy, OneDeviceStrategy or "
             f"MultiWorkerMirroredStrategy, got {_arguments.shown(strategy)}."

@@ -40,6 +40,9 @@ COMPLETED = {
     ),
     "PrivacyPlan(..., batch_size=...)": "PrivacyPlan(8, 1e-3, 32, batch_size=8)",
     "PrivacyPlan(..., examples=value)": "PrivacyPlan(8, 1e-3, examples=32)",
+    "PrivacyPlan(..., ledger=path)": (
+        "PrivacyPlan(8, 1e-3, 32, allow_change=True, ledger=path)"
+    ),
     "PrivacyPlan(..., momentum=value)": (
         "PrivacyPlan(8, 1e-3, 32, batch_size=8, epochs=1, noise='buffered', "
         "momentum=0.9)"

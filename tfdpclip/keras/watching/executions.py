@@ -168,5 +168,5 @@ def refuse_overrun(model: tf.keras.Model, params: dict[str, Any], length: int) -
             f"steps_per_epoch={steps} is not a multiple of steps_per_execution={size}. "
             "This Keras runs whole executions, so the last execution of an epoch would "
             f"train on too many batches. Give steps_per_epoch={whole}; to plan.fit, "
-            f"batches.take({whole}) or steps_per_execution=1."
+            f"take {whole} of the batches, or give steps_per_execution=1."
         )

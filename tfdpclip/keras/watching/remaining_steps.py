@@ -134,9 +134,10 @@ class RemainingSteps:
           z: the noise multiplier.
           by_plan: whether a plan made the optimizer, and so the noise multiplier.
         """
-        made, more = "PrivacyBudget", f"raise noise_multiplier ({z:g})"
+        line, how = "PrivacyBudget(..., ledger=path)", f"raise noise_multiplier ({z:g})"
         if by_plan:
-            made, more = "PrivacyPlan", "give the plan the epochs of all calls of fit"
+            line = "PrivacyPlan(..., ledger=path)"
+            how = "give the plan the epochs of all calls of fit"
         message = (
             f"The privacy budget epsilon = {self._epsilon:g} at delta = "
             f"{self._ledger.delta:g} leaves room for {left} steps, and the first "
@@ -146,9 +147,8 @@ class RemainingSteps:
         if unseen:
             message += (
                 f" {unseen} of them ran without this ledger, and count as full "
-                f"batches: keep one ledger for all calls of fit, {made}(..., "
-                "ledger=path), and train with the callback only."
-                + see("steps-that-are-not-counted")
+                f"batches: keep one ledger for all calls of fit, {line}, and train by "
+                "the callback only." + see("steps-that-are-not-counted")
             )
         if z == 0:
             return f"{message} noise_multiplier is 0, which is not private."
@@ -160,7 +160,7 @@ class RemainingSteps:
             )
         if left:
             return f"{message} To run the rest, lower steps_per_execution."
-        message += f" For more steps, {more}, or give {made} a larger epsilon."
+        message += f" For more steps, {how}, or give a larger epsilon."
         return message + see("a-spent-budget")
 
 

@@ -5,6 +5,7 @@ A failure in the middle of a run tells that the record was drawn.
 
 import re
 import traceback
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -139,8 +140,63 @@ def test_missing_labels_are_refused_before_a_step(make):
     batches = dpc.sampling.Poisson(0.5).batches(X)
     with pytest.raises(ValueError, match=r"no labels y, .*\(\(x, y\)\).*frame\["):
         loss_shapes.refuse_misfit(model, batches._drawer.specs)
-    labelled = dpc.sampling.Poisson(0.5).batches((X, CLASSES))
+    labelled = dpc.sampling.Poisson(0.5).batches((X, X))
     loss_shapes.refuse_misfit(model, labelled._drawer.specs)
+
+
+@pytest.mark.parametrize(
+    ("labels", "units", "loss", "refused"),
+    [
+        (CLASSES, 3, "mse", KERAS_3),  # Keras 2 makes them [n, 1].
+        (CLASSES, 1, "mse", False),
+        (CLASSES, 3, "sparse_categorical_crossentropy", False),
+        (CLASSES[:, None], 3, "mse", False),
+        (X, 3, "mse", False),
+        (X, 4, "mse", False),  # Keras names the shapes.
+    ],
+)
+def test_labels_that_meet_the_outputs_of_other_records_are_refused(
+    labels, units, loss, refused
+):
+    said = []
+    # Labels [n, 3] beside outputs [n, 3, 3] are like labels [n] beside [n, 3].
+    for shape, y in (((3,), labels), ((3, 3), np.stack([labels] * 3, 1))):
+        model = tf.keras.Sequential([tf.keras.Input(shape), L.Dense(units)])
+        model.compile("sgd", loss)
+        x = np.zeros([COUNT, *shape], "float32")
+        batches = dpc.sampling.Poisson(0.5).batches((x, y))
+        try:
+            loss_shapes.refuse_misfit(model, batches._drawer.specs)
+            said.append("")
+        except ValueError as error:
+            said.append(str(error))
+    several = labels is CLASSES and (units, loss) == (3, "mse")
+    assert ["Give labels of the output's shape" in text for text in said] == [
+        refused,
+        several,
+    ]
+    assert (
+        not refused or "y has the shape [n], and the model's output [n, 3]" in said[0]
+    )
+    assert not several or "[n, 3], and the model's output [n, 3, 3]" in said[1]
+
+
+def test_labels_that_a_step_of_ones_own_changes_may_have_any_shape():
+    class OneHot(tf.keras.Model):
+        def train_step(self, data):
+            return super().train_step((data[0], tf.one_hot(data[1], 3)))
+
+    x = tf.keras.Input((3,))
+    model = OneHot(x, L.Dense(3)(x))
+    model.compile("sgd", "mse")
+    batches = dpc.sampling.Poisson(0.5).batches((X, CLASSES))
+    loss_shapes.refuse_misfit(model, batches._drawer.specs)
+    plain = tf.keras.Model(model.inputs, model.outputs)
+    plain.compile("sgd", "mse")
+    with (
+        pytest.raises(ValueError, match="output's shape") if KERAS_3 else nullcontext()
+    ):
+        loss_shapes.refuse_misfit(plain, batches._drawer.specs)
 
 
 @pytest.mark.parametrize("fault", ["no labels", "texts", "a class without an output"])

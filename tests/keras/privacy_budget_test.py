@@ -452,4 +452,4 @@ def test_executions_that_would_run_on_are_refused(
     except PrivacyMismatchError as error:
         found = str(error)
     assert (found is not None) == refused
-    assert not refused or f"steps_per_epoch={6 if steps == 7 else 3}." in found
+    assert not refused or f"steps_per_epoch={6 if steps == 7 else 3};" in found

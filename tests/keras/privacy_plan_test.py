@@ -12,10 +12,12 @@ import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
+from tests.stack import KERAS_3
 from tfdpclip import accounting
 from tfdpclip.accounting import PrivacyMismatchError
 
 EXAMPLES = 400
+LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def data(examples=EXAMPLES):
@@ -62,6 +64,63 @@ def test_the_planned_executions_spend_the_budget_and_no_more(changes, executed):
     model, _ = trained(plan, plan.epochs + 1, executed=plan.steps_per_execution)
     assert int(model.optimizer.iterations) == plan.steps == plan.ledger.steps
     assert plan.statement().epsilon <= 3
+
+
+@pytest.mark.parametrize(
+    ("by", "rows"), [("plan", 40), ("model", None), ("no deal", None)]
+)
+def test_a_strategy_of_one_device_trains_what_was_planned(by, rows):
+    """Its iterators fetch draws ahead: so its draws are dealt out, as to several."""
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    plan = plan_of(physical_batch_size=rows)
+    with strategy.scope():
+        model = tf.keras.Sequential([tf.keras.Input((5,)), tf.keras.layers.Dense(3)])
+        model.compile(plan.optimizer(dpc.keras.DPSGD, 0.1), LOSS)
+    if by == "plan":
+        plan.fit(model, data(), epochs=1, verbose=0)
+    batches = plan.batches(data())
+    options = {"callbacks": plan.callbacks, "epochs": 5, "verbose": 0}
+    if by == "no deal":
+        with pytest.raises(PrivacyMismatchError, match=r"batches.distribute\(strategy"):
+            model.fit(batches, **options)
+        return
+    steps = batches.steps_per_epoch * batches.accumulation_steps
+    model.fit(batches.distribute(strategy), steps_per_epoch=steps, **options)
+    assert int(model.optimizer.iterations) == plan.statement().steps == 12
+
+
+def test_batches_cut_within_an_execution_train_as_the_error_says():
+    plan = plan_of(batch_size=40)
+    model = tf.keras.Sequential([tf.keras.Input((5,)), tf.keras.layers.Dense(3)])
+    model.compile(plan.optimizer(dpc.keras.DPSGD, 0.1), LOSS)
+    cut = plan.batches(data()).take(7)
+    assert plan.steps_per_execution == 2
+    if KERAS_3:
+        advice = r"to plan.fit, batches.take\(6\) or steps_per_execution=1"
+        with pytest.raises(PrivacyMismatchError, match=advice):
+            plan.fit(model, cut, verbose=0)
+    plan.fit(model, cut.take(6), epochs=2, verbose=0)
+    plan.fit(model, cut, epochs=1, steps_per_execution=1, verbose=0)
+    assert int(model.optimizer.iterations) == plan.statement().steps == 19
+
+
+@pytest.mark.parametrize("by_plan", [True, False])
+def test_the_planned_end_of_a_run_that_goes_on_is_not_announced(by_plan, capsys):
+    """Keras tells callbacks the last epoch of a call of `fit`, and not the first."""
+    plan = plan_of()
+    model, _ = trained(plan, epochs=1)
+    options = {"initial_epoch": 1, "verbose": 0}
+    if by_plan:
+        plan.fit(model, data(), **options)
+    else:
+        batches = plan.batches(data())
+        model.fit(batches, epochs=3, callbacks=plan.callbacks, **options)
+    assert plan.statement().steps == plan.steps == 12
+    assert "stopping" not in capsys.readouterr().out
+    # An end that no one asked for is announced.
+    plan = plan_of()
+    trained(plan, epochs=4)
+    assert "stopping after 12 steps" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,7 @@ def test_several_machines_are_refused(options):
 
     batches = sampling.Poisson(0.5).batches((X, Y), **options)
     strategy = Several(["CPU:0"])
-    with mock.patch.object(distributed, "_STRATEGIES", (Several,)):
+    with mock.patch.object(distributed, "STRATEGIES", (Several,)):
         with pytest.raises(ValueError, match="devices of one machine"):
             batches.distribute(strategy)
 

@@ -24,6 +24,8 @@ def refuse_misfit(model: Any, specs: Iterable[Any]) -> None:
     * Texts, where the model or a loss takes numbers: TensorFlow traces a step that
       makes numbers of texts, and the step fails when it runs.
     * One-hot labels, where a loss takes class numbers: Keras 2 fails in words of ops.
+    * Labels of fewer axes than the outputs, which a loss would compare with the outputs
+      of all records: the proof that records stay apart fails in words of ops.
     * Weights that Keras could not multiply with losses, in models with a single output
       of known shape. For further models, Keras raises an error of its own.
 
@@ -31,7 +33,7 @@ def refuse_misfit(model: Any, specs: Iterable[Any]) -> None:
       model: a compiled model.
       specs: the element specs (x, y, weights) that the batches may have.
     """
-    for misfit in (_labels, _texts, _weights):
+    for misfit in (_texts, _labels, _weights):
         errors = [misfit(model, *spec) for spec in specs]
         if errors and all(errors):
             raise ValueError(errors[0])
@@ -40,18 +42,26 @@ def refuse_misfit(model: Any, specs: Iterable[Any]) -> None:
 def _labels(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
     del x, weights
     loss, leaves = _compat.compiled_loss_of(model), tf.nest.flatten(labels)
-    # The spec of None has no type.
-    if not loss or not leaves or any(hasattr(leaf, "dtype") for leaf in leaves):
-        return None
     steps = ("train_step", "compute_loss")
     if any(getattr(type(model), n) is not getattr(tf.keras.Model, n) for n in steps):
         return None
-    named = "a loss" if tf.nest.is_nested(loss) else f"loss {_named(loss)}"
-    return (
-        f"data: there are no labels y, and {named} of the model compares with labels. "
-        "Give a tuple of inputs and labels: plan.batches((x, y)), or of a frame, "
-        "plan.batches((frame[columns], frame['label']))."
-    )
+    # The spec of None has no type.
+    if loss and leaves and not any(hasattr(leaf, "dtype") for leaf in leaves):
+        named = "a loss" if tf.nest.is_nested(loss) else f"loss {_named(loss)}"
+        return (
+            f"data: there are no labels y, and {named} of the model compares with "
+            "labels. Give a tuple of inputs and labels: plan.batches((x, y)), or of a "
+            "frame, plan.batches((frame[columns], frame['label']))."
+        )
+    for loss, output, name, spec in _losses(model, (labels,)):
+        if _compares_records(loss, output, spec):
+            return (
+                f"data: {name} has the shape {_shown(spec)}, and the model's output "
+                f"{_shown(output)}: loss {_named(loss)} would compare each output with "
+                "the labels of all examples. Give labels of the output's shape, or "
+                "the model an output of the labels' shape."
+            )
+    return None
 
 
 def _weights(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
@@ -117,17 +127,26 @@ def _losses_of(model: Any, labels: Any, weights: Any) -> tf.TensorShape | None:
         return None
     if not all(isinstance(x, (tf.TensorSpec, tf.Tensor)) for x in (labels, weights)):
         return None
+    losses = _shape_of(loss, [2, *outputs[0].shape[1:]], labels)
+    return losses if losses is not None and losses.rank else None
+
+
+def _shape_of(loss: Any, outputs: Any, labels: Any, graph: Any = None) -> Any:
+    """The shape of the losses of some records; None if the loss raises.
+
+    Args:
+      loss: the loss.
+      outputs: the shape of the outputs, with the number of records.
+      labels: the spec of the labels, of any number of records.
+      graph: a graph to trace the loss in, which is never run: only shapes matter.
+    """
     try:
-        # Only the shapes matter: the graph is never run.
-        with tf.Graph().as_default():
-            predictions = tf.zeros([2, *outputs[0].shape[1:]])
-            found = _called(
-                loss, tf.zeros([2, *labels.shape[1:]], labels.dtype), predictions
-            )
-            losses = tf.convert_to_tensor(found).shape
+        with (graph or tf.Graph()).as_default():
+            y = tf.zeros([outputs[0], *labels.shape[1:]], labels.dtype)
+            found = _called(loss, y, tf.compat.v1.placeholder(tf.float32, outputs))
+            return tf.convert_to_tensor(found).shape
     except Exception:  # Keras reports errors of the user's loss better.
         return None
-    return losses if losses.rank else None
 
 
 def refuse_unknown_ids(
@@ -201,34 +220,37 @@ def _texts(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
     return None
 
 
+def _compares_records(loss: Any, output: Any, labels: Any) -> bool:
+    """Whether a loss takes labels for as many records as an output has entries only."""
+    row = getattr(output, "shape", ())[1:]
+    sizes = [size for size in row if size]
+
+    def fits(rows):
+        return _shape_of(loss, [rows, *row], labels) is not None
+
+    if not sizes or fits(max(sizes) + 1) or not any(map(fits, sizes)):
+        return False
+    # Keras 2 gives labels [n] an axis, and both leave an axis of one entry out.
+    least = 2 if _compat.SPREADS_WEIGHTS else 1
+    return least <= labels.shape.rank <= len(row) and row[-1] != 1
+
+
 def _takes_numbers(loss: Any, output: Any, labels: tf.TensorSpec) -> bool:
     """Whether a loss traces with numbers, and fails on texts there or when it runs."""
-
-    def trace(dtype):
-        with tf.Graph().as_default() as graph:
-            y = tf.zeros([2, *labels.shape[1:]], dtype)
-            rest = (*labels.shape[1:], 2) if output is None else output.shape[1:]
-            try:
-                _called(loss, y, tf.compat.v1.placeholder(tf.float32, [2, *rest]))
-            except Exception as error:
-                return graph, error
-        return graph, None
-
-    graph, error = trace(tf.string)
+    rest = (*labels.shape[1:], 2) if output is None else output.shape[1:]
+    graph, numbers = tf.Graph(), tf.TensorSpec(labels.shape, tf.float32)
+    failed = _shape_of(loss, [2, *rest], labels, graph) is None
     casts = [op for op in graph.get_operations() if op.type == "Cast"]
-    if any(op.inputs[0].dtype == tf.string for op in casts):
-        return True
-    return error is not None and trace(tf.float32)[1] is None
+    made = any(op.inputs[0].dtype == tf.string for op in casts)
+    return made or (failed and _shape_of(loss, [2, *rest], numbers) is not None)
 
 
 def _bad_number(function: Callable, numbers: Any) -> str | None:
     """One of the smallest and largest numbers on which a function fails, or None."""
     if not isinstance(numbers, np.ndarray) or numbers.dtype.kind not in "iuf":
         return None
-    if numbers.size <= 2**20:
-        found = np.unique(numbers)
-    else:
-        found = np.array([numbers.min(), numbers.max()])
+    few = numbers.size <= 2**20
+    found = np.unique(numbers if few else [numbers.min(), numbers.max()])
     for number in np.unique([*found[:2], *found[-2:]]).astype(numbers.dtype):
         if _fails(function, number, numbers.ndim):
             # A loss that fails on zeros as well fails for a reason of its own.
@@ -240,10 +262,8 @@ def _fails(function: Callable, number: Any, rank: int) -> bool:
     try:
         with tf.device("/cpu:0"):
             function(tf.constant(np.full([1] * rank, number)))
-    except tf.errors.InvalidArgumentError:
-        return True
-    except Exception:  # Keras reports errors of the user's loss better.
-        return False
+    except Exception as error:  # Keras reports other errors of the user's loss better.
+        return isinstance(error, tf.errors.InvalidArgumentError)
     return False
 
 
@@ -299,8 +319,6 @@ def _is_keras_loss(loss: Any) -> bool:
     found = tf.keras.losses.get(loss)
     if isinstance(found, PerExampleLoss):
         found = found._loss
-    if isinstance(found, tf.keras.losses.Loss):
-        found = type(found)
     return getattr(found, "__module__", "").startswith(_keras_marks.MODULES)
 
 

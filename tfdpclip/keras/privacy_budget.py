@@ -143,10 +143,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         )
         self._running_optimizer = None
         self._watch: FitWatch | None = None
-        self._look_for_unseen = True
+        self._look_for_unseen, self._last_epoch = True, False
         self._planned: int | None = None
-        self._unseen = 0
-        self._done = 0
+        self._unseen = self._done = 0
 
     def __deepcopy__(self, memo: Any) -> PrivacyBudget:
         raise TypeError(
@@ -392,19 +391,19 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         for text in self._watch.assumptions:
             self._ledger.assume(text)
         self._place = self._ledger.place
-        problem = self._watch.problem
-        problem = problem or self._executions.wrong_pending(self.model.optimizer)
+        optimizer = self._optimizer
+        problem = self._watch.problem or self._executions.wrong_pending(optimizer)
         if problem:
             self._ledger.assume(f"something ran that is not counted: {problem}")
             self._ledger.save()
             raise PrivacyMismatchError(problem)
-        optimizer = self._optimizer
         if isinstance(optimizer, OptimizerVariables) and optimizer.may_have_failed:
             # Later steps would spend the budget on noise alone.
             optimizer.raise_failures()
         if not self._run.kept:
             self._run.keep()
-        if self._planned is not None and self._done >= self._planned:
+        last = self._last_epoch and self._executions.ends_epoch
+        if last or (self._planned is not None and self._done >= self._planned):
             return  # Keras stops: the planned steps are done.
         if self._done + max(1, self._executions.steps_from(batch + 1)) > self._allowed:
             self.model.stop_training = self._decisions.budget_stops = True
@@ -414,7 +413,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             )
 
     def on_epoch_begin(self, epoch, logs=None):
-        del epoch, logs
+        del logs
+        # Keras does not tell callbacks in which epoch a call of fit begins.
+        self._last_epoch = epoch + 1 == self.params.get("epochs")
         self._look_for_unseen = True
         self._metrics.begin(self.model)
 

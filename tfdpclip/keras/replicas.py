@@ -17,12 +17,7 @@ from tfdpclip._object_notes import note_on_new_ops
 from tfdpclip.gradients import ExampleIsolationError
 from tfdpclip.gradients.graph.origins import is_number
 from tfdpclip.keras import _compat
-
-_MIRRORED = (
-    tf.distribute.MirroredStrategy,
-    tf.distribute.MultiWorkerMirroredStrategy,
-)
-_KNOWN = (*_MIRRORED, tf.distribute.OneDeviceStrategy)
+from tfdpclip.sampling.distributed import STRATEGIES
 
 
 def count() -> int:
@@ -41,7 +36,7 @@ def index() -> int:
 
 def gathers_ahead(strategy: tf.distribute.Strategy | None) -> bool:
     """Whether the strategy's data cannot continue in the middle of a step."""
-    return isinstance(strategy, _MIRRORED)
+    return isinstance(strategy, STRATEGIES)
 
 
 class Scope:
@@ -79,7 +74,7 @@ def refuse_others(optimizer: Any, made_in: tf.distribute.Strategy) -> None:
     if not tf.distribute.has_strategy():
         return
     # The exact class: a subclass may add up in another way.
-    if type(strategy) not in _KNOWN:
+    if type(strategy) not in STRATEGIES:
         raise NotImplementedError(
             f"{name} does not support {_named(strategy)}: it is not known to add up "
             "its replicas exactly once. Use tf.distribute.MirroredStrategy (devices "

@@ -251,7 +251,8 @@ class Batches(tf.data.Dataset):
         of the accounting.
 
         Args:
-          strategy: a `MirroredStrategy` or `MultiWorkerMirroredStrategy`.
+          strategy: a `MirroredStrategy`, `MultiWorkerMirroredStrategy` or
+            `OneDeviceStrategy`.
 
         Returns:
           Data for `fit` or `iter`. On several machines, these batches draw no more.

@@ -21,9 +21,10 @@ from tfdpclip.sampling.poisson import FullBatch, Poisson
 from tfdpclip.sampling.separated import CyclicPoisson, MinSeparation
 from tfdpclip.sampling.sources import Source
 
-_STRATEGIES = (
+STRATEGIES = (
     tf.distribute.MirroredStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.OneDeviceStrategy,
 )
 # Schemes with a fixed order, which one iterator must read in a row.
 _IN_A_ROW = (MinSeparation, CyclicPoisson, RandomAllocation)
@@ -65,9 +66,9 @@ class Part(Source):
 
 def distribute(batches: Any, strategy: tf.distribute.Strategy) -> Any:
     """See `Batches.distribute`."""
-    if type(strategy) not in _STRATEGIES:
+    if type(strategy) not in STRATEGIES:
         raise ValueError(
-            "strategy must be a tf.distribute.MirroredStrategy or "
+            "strategy must be a tf.distribute.MirroredStrategy, OneDeviceStrategy or "
             f"MultiWorkerMirroredStrategy, got {_arguments.shown(strategy)}."
             + see("several-replicas")
         )

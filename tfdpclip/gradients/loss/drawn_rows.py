@@ -74,8 +74,7 @@ IN_ONE_STEP = (
 _UNDEALT = (
     "This step is taken under a strategy, and the drawn batch of a replica is "
     "not the replica's part of a draw: the step may mix draws, with a record in it "
-    "twice, or repeat a draw. Deal out each draw (under OneDeviceStrategy, iterate "
-    "batches):\n"
+    "twice, or repeat a draw. Deal out each draw:\n"
     "    for element in batches.distribute(strategy): step(element)\n"
     "    @tf.function\n"
     "    def step(element): strategy.run(replica_step, args=element)"

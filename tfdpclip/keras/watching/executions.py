@@ -161,12 +161,12 @@ def refuse_overrun(model: tf.keras.Model, params: dict[str, Any], length: int) -
       PrivacyMismatchError: if so, because the budget could be exceeded.
     """
     steps, size = params.get("steps"), _compat.steps_per_execution(model)
-    if not _compat.OVERRUNS_EPOCHS or steps is None or steps == length:
-        return
-    if steps % size:
+    overruns = _compat.OVERRUNS_EPOCHS and steps not in (None, length)
+    if overruns and steps % size:
+        whole = steps // size * size or size
         raise PrivacyMismatchError(
             f"steps_per_epoch={steps} is not a multiple of steps_per_execution={size}. "
             "This Keras runs whole executions, so the last execution of an epoch would "
-            "train on too many batches. Give "
-            f"steps_per_epoch={steps // size * size or size}."
+            f"train on too many batches. Give steps_per_epoch={whole}; to plan.fit, "
+            f"batches.take({whole}) or steps_per_execution=1."
         )

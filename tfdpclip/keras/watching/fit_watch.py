@@ -300,8 +300,8 @@ class FitWatch:
             if self._drawer in drawers:
                 found = "these batches, but altered, reused or mixed with other data"
                 also = (
-                    " In the scope of tf.distribute.MirroredStrategy, of one device as "
-                    "well, give fit batches.distribute(strategy)."
+                    " In the scope of a strategy, of one device as well, give fit "
+                    "batches.distribute(strategy) and steps_per_epoch."
                 )
             elif drawers:
                 found = ", ".join(d.scheme.describe() for d in drawers)

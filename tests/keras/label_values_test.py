@@ -292,7 +292,9 @@ def test_the_lines_of_that_error_train(pipeline):
         lookup = L.StringLookup(vocabulary=classes, num_oov_indices=0)
         data = tf.data.Dataset.from_tensor_slices((X, TEXTS))
         data = data.map(lambda x, y: (x, lookup(y)))
-    fit(data, one_output(), CROSSENTROPY(from_logits=True))
+    model = one_output()
+    fit(data, model, CROSSENTROPY(from_logits=True))
+    assert int(model.optimizer.iterations) == 3
 
 
 def with_one(value, dtype="int32"):
@@ -432,6 +434,7 @@ def test_two_tables_of_different_sizes_train():
     x = {"user": users, "item": items}
     model = Recommender(TWO_TABLES["dict"][1])
     fit((x, np.zeros(COUNT, "float32")), model, "mse")
+    assert int(model.optimizer.iterations) == 3
 
 
 def lookups(oov):

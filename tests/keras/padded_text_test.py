@@ -27,6 +27,7 @@ def trained(pool=None, masked=False, **options):
     model.compile(optimizer, "mse", jit_compile=False)
     data = tf.data.Dataset.from_tensor_slices((TEXTS, LABELS[:, None])).batch(8)
     model.fit(data, epochs=3, verbose=0)
+    return int(optimizer.iterations)
 
 
 ADVICE = (
@@ -48,7 +49,7 @@ def assert_refused(**options):
         trained(**options)
     length = line_of(found).get_config()["output_sequence_length"]
     options.pop("ragged", None)
-    trained(**options, output_sequence_length=length)
+    assert trained(**options, output_sequence_length=length) == 6
 
 
 @pytest.mark.slow
@@ -116,7 +117,7 @@ def test_texts_of_no_constant_length_are_refused_also_with_a_mask(pool, masked):
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_line_for_texts_trains(masked):
-    trained(masked=masked, output_sequence_length=4)
+    assert trained(masked=masked, output_sequence_length=4) == 6
 
 
 @pytest.mark.slow

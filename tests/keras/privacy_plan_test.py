@@ -116,6 +116,19 @@ def test_executions_that_would_run_on_are_refused_before_a_step():
         assert int(optimizer.iterations) == plan.statement().steps == 24
 
 
+def test_a_spent_budget_names_the_arguments_of_a_plan():
+    plan = plan_of()
+    model, _ = trained(plan)
+    more = r"give the plan the epochs of all .*, or give PrivacyPlan a larger epsilon"
+    with pytest.raises(ValueError, match=more) as raised:
+        plan.fit(model, data(), verbose=0)
+    assert not re.search("PrivacyBudget|noise_multiplier", str(raised.value))
+    # The steps of another plan's optimizer ran without the ledger of this one.
+    with pytest.raises(ValueError, match=r"PrivacyPlan\(..., ledger=path\)") as raised:
+        plan_of().fit(model, data(), verbose=0)
+    assert not re.search("PrivacyBudget|noise_multiplier", str(raised.value))
+
+
 @pytest.mark.parametrize("by_plan", [True, False])
 def test_the_planned_end_of_a_run_that_goes_on_is_not_announced(by_plan, capsys):
     """Keras tells callbacks the last epoch of a call of `fit`, and not the first."""

@@ -231,7 +231,8 @@ def test_labels_that_a_function_of_a_record_makes():
         return batches.map(shifted).map_batches(lambda x, y: (x, y))
 
     longer = np.concatenate([TOKENS, TOKENS[:, :1]], axis=1)
-    trained(longer, change=change, jit_compile=False)
+    history = trained(longer, change=change, jit_compile=False)
+    assert 0 < history["epsilon"][-1] <= 8
 
 
 @pytest.mark.slow
@@ -350,7 +351,9 @@ def test_several_outputs_have_weights_of_their_own(weights):
     more = {"none": (), "records": (ROWS,), "each": ({"tags": EACH, "kind": ROWS},)}
     labels = {"tags": LABELS, "kind": TOKENS[:, 0] % 3}
     losses = {"tags": crossentropy(), "kind": crossentropy()}
-    trained((TOKENS, labels, *more[weights]), several, losses, jit_compile=False)
+    data = (TOKENS, labels, *more[weights])
+    history = trained(data, several, losses, jit_compile=False)
+    assert 0 < history["epsilon"][-1] <= 8
 
 
 @pytest.mark.slow
@@ -684,7 +687,8 @@ def test_weights_that_meet_no_losses_are_refused_before_a_step(monkeypatch):
 
 def test_classes_of_tokens_may_be_floats():
     """Batches take floats for the entries of one label, with one loss."""
-    trained((TOKENS, LABELS.astype("float32")))
+    history = trained((TOKENS, LABELS.astype("float32")))
+    assert 0 < history["epsilon"][-1] <= 8
 
 
 def test_a_weight_that_a_map_leaves_behind_is_refused():

@@ -485,9 +485,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 planned, start, max(1, self._executions.widest)
             )
             if left < first:
-                raise ValueError(
-                    self._remaining.refusal(left, first, self._unseen, self._z)
-                )
+                told = self._unseen, self._z, self._history.planned
+                raise ValueError(self._remaining.refusal(left, first, *told))
         self._allowed = done + left
 
     def _follow(self, z: float) -> None:

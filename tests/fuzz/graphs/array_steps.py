@@ -237,7 +237,7 @@ def index_of_largest(draw, v):
 
 
 @step(0.5)
-def test_of_all(draw, v):
+def condition_of_all(draw, v):
     axis = draw.axis(v)
     kind = draw.pick([tf.reduce_all, tf.reduce_any])
     found = kind(v.tensor > 0, axis, keepdims=True)

@@ -122,7 +122,9 @@ class RemainingSteps:
         )
         return accountants.epsilon(event, ledger.delta, ledger.accountant, coarseness)
 
-    def refusal(self, left: float, wanted: int, unseen: int, z: float) -> str:
+    def refusal(
+        self, left: float, wanted: int, unseen: int, z: float, by_plan: bool
+    ) -> str:
         """The error message if not even the first execution fits.
 
         Args:
@@ -130,7 +132,11 @@ class RemainingSteps:
           wanted: the steps of the first execution.
           unseen: the number of steps that ran outside the ledger's sight.
           z: the noise multiplier.
+          by_plan: whether a plan made the optimizer, and so the noise multiplier.
         """
+        made, more = "PrivacyBudget", f"raise noise_multiplier ({z:g})"
+        if by_plan:
+            made, more = "PrivacyPlan", "give the plan the epochs of all calls of fit"
         message = (
             f"The privacy budget epsilon = {self._epsilon:g} at delta = "
             f"{self._ledger.delta:g} leaves room for {left} steps, and the first "
@@ -140,8 +146,8 @@ class RemainingSteps:
         if unseen:
             message += (
                 f" {unseen} of them ran without this ledger, and count as full "
-                "batches: keep one ledger for all calls of fit, "
-                "PrivacyBudget(..., ledger=path), and train with the callback only."
+                f"batches: keep one ledger for all calls of fit, {made}(..., "
+                "ledger=path), and train with the callback only."
                 + see("steps-that-are-not-counted")
             )
         if z == 0:
@@ -154,11 +160,8 @@ class RemainingSteps:
             )
         if left:
             return f"{message} To run the rest, lower steps_per_execution."
-        return (
-            f"{message} For more steps, raise noise_multiplier ({z:g}) or the budget; "
-            "give a PrivacyPlan the epochs of all calls of fit, or a larger epsilon."
-            + see("a-spent-budget")
-        )
+        message += f" For more steps, {more}, or give {made} a larger epsilon."
+        return message + see("a-spent-budget")
 
 
 def count_unseen(ledger: Ledger, history: Any, optimizer: Any, noise: NoisePlan) -> int:

@@ -326,7 +326,7 @@ class ForeignHistory:
         self._optimizer = weakref.ref(optimizer)
         self.identity = secrets.token_hex(16)
         self.labels: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-        self.restored = False
+        self.restored = self.planned = False
         self.watch: Any = None
         self.counter = None
 

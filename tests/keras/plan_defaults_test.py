@@ -395,9 +395,10 @@ def test_epochs_of_a_fit_share_an_iterator(changes, shared, monkeypatch):
     assert (len(iterators) == 1) == shared
 
 
+@pytest.mark.parametrize("size", [10, 7])  # Executions of 8 batches, of 40 and 58.
 @pytest.mark.parametrize("sampling", ["poisson", "random_allocation"])
-def test_batches_without_an_end_are_cut_into_epochs(sampling):
-    plan = plan_of(batch_size=10, epochs=2, sampling=sampling)
+def test_batches_without_an_end_are_cut_into_epochs(sampling, size):
+    plan = plan_of(batch_size=size, epochs=2, sampling=sampling)
     data_without_end = plan.batches(data()).repeat()
     history = plan.fit(compiled(plan), data_without_end, verbose=0)
     assert len(history.epoch) == 2 and plan.ledger.steps == plan.steps

@@ -430,26 +430,30 @@ def test_automatic_steps_per_execution_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("overruns", "steps", "size", "refused"),
+    ("overruns", "steps", "size", "epochs", "refused"),
     [
-        (True, 7, 3, True),
-        (True, 6, 3, False),
-        (True, 10, 3, False),  # The data end there.
-        (True, 2, 3, True),
-        (True, None, 3, False),
-        (False, 7, 3, False),
+        (True, 7, 3, 1, True),
+        (True, 6, 3, 1, False),
+        (True, 10, 3, 1, False),  # The data end there.
+        (True, 10, 3, 2, True),
+        (True, 10, 3, None, True),
+        (True, 2, 3, 1, True),
+        (True, None, 3, None, False),
+        (False, 7, 3, 1, False),
     ],
 )
 @pytest.mark.thinned(3)
 def test_executions_that_would_run_on_are_refused(
-    overruns, steps, size, refused, monkeypatch
+    overruns, steps, size, epochs, refused, monkeypatch
 ):
     monkeypatch.setattr(_compat, "OVERRUNS_EPOCHS", overruns)
     monkeypatch.setattr(_compat, "steps_per_execution", lambda model: size)
+    data = tf.data.Dataset.range(10).repeat(epochs)
     found = None
     try:
-        refuse_overrun(None, {"steps": steps}, 10)
+        refuse_overrun(None, {"steps": steps}, data)
     except PrivacyMismatchError as error:
         found = str(error)
     assert (found is not None) == refused
-    assert not refused or f"steps_per_epoch={6 if steps == 7 else 3};" in found
+    whole = {7: 6, 10: 9, 2: 3}.get(steps)
+    assert not refused or f"steps_per_epoch={whole};" in found

@@ -228,11 +228,13 @@ def _compares_records(loss: Any, output: Any, labels: Any) -> bool:
     def fits(rows):
         return _shape_of(loss, [rows, *row], labels) is not None
 
-    if not sizes or fits(max(sizes) + 1) or not any(map(fits, sizes)):
-        return False
     # Keras 2 gives labels [n] an axis, and both leave an axis of one entry out.
     least = 2 if _compat.SPREADS_WEIGHTS else 1
-    return least <= labels.shape.rank <= len(row) and row[-1] != 1
+    rank = labels.shape.rank if isinstance(labels, tf.TensorSpec) else None
+    if not sizes or row[-1] == 1 or not least <= (rank or 0) <= len(row):
+        return False
+    # A loss of the user's own may do more than compute, wherever it is traced.
+    return _is_keras_loss(loss) and not fits(max(sizes) + 1) and any(map(fits, sizes))
 
 
 def _takes_numbers(loss: Any, output: Any, labels: tf.TensorSpec) -> bool:

@@ -19,6 +19,10 @@ _LEAST_PER_GROUP = 16
 # The methods by which a class of models may train, or predict, in a way of its own.
 _METHODS = ("compile", "compute_loss", "fit", "evaluate", "predict", "train_step")
 _METHODS += ("test_step", "predict_step")
+# The arguments that batch and group normalisation share.
+_SHARED = ("name", "epsilon", "center", "scale")
+_SHARED += ("beta_initializer", "beta_regularizer", "beta_constraint")
+_SHARED += ("gamma_initializer", "gamma_regularizer", "gamma_constraint")
 
 
 @_compat.saving.register_keras_serializable("tfdpclip")
@@ -243,16 +247,7 @@ def _group_normalization(layer, groups):
     return _L.GroupNormalization(
         groups=_fitting_groups(channels, groups, _positions(layer, axis)),
         axis=axis,
-        epsilon=layer.epsilon,
-        center=layer.center,
-        scale=layer.scale,
-        beta_initializer=layer.beta_initializer,
-        gamma_initializer=layer.gamma_initializer,
-        beta_regularizer=layer.beta_regularizer,
-        gamma_regularizer=layer.gamma_regularizer,
-        beta_constraint=layer.beta_constraint,
-        gamma_constraint=layer.gamma_constraint,
-        name=layer.name,
+        **{name: getattr(layer, name) for name in _SHARED},
         dtype=layer.dtype_policy if hasattr(layer, "dtype_policy") else layer.dtype,
     )
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdpclip import _arguments
 from tfdpclip._docs import see
+from tfdpclip._keras_marks import variable_of_call
 from tfdpclip._variables import all_unwrapped
 from tfdpclip.accounting import accountants
 from tfdpclip.accounting.ledger import Ledger
@@ -247,8 +248,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         drawer = self._draws.drawer
         if drawer is not None:
             public_claims.refuse_private_data(drawer.source.given)
-            length = drawer.scheme.steps_per_epoch(drawer.population) * drawer.pieces
-            refuse_overrun(self.model, self.params, length)
+            refuse_overrun(self.model, self.params, variable_of_call("fit", "x"))
         pieces = int(self._optimizer.accumulation_steps)
         self._executions = Executions(
             self.model, self.params, pieces, self._draws.begin(self.model)

@@ -601,9 +601,11 @@ class PrivacyPlan(BudgetPlan):
         if size is None and together and _compat.steps_per_execution(model) == 1:
             size = self.steps_per_execution
         size = None if runs_eagerly(model) else size
+        steps = data.steps_per_epoch * data.accumulation_steps
+        if not dealt and int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
+            data = data.take(steps)
         with _compat.executing(model, size, self._loops):
             if dealt or self._runs_on(model, data):
-                steps = data.steps_per_epoch * data.accumulation_steps
                 options["steps_per_epoch"] = steps
                 data = data.distribute(strategy) if dealt else data.repeat()
             return model.fit(
@@ -620,12 +622,11 @@ class PrivacyPlan(BudgetPlan):
 
         A new iterator takes as long as several steps of a small model.
         """
-        size, whole = _compat.steps_per_execution(model), int(data.cardinality())
-        length = data.steps_per_epoch * data.accumulation_steps
+        size, length = _compat.steps_per_execution(model), int(data.cardinality())
         if _compat.OVERRUNS_EPOCHS and length % size:
             return False
-        endless = whole == tf.data.INFINITE_CARDINALITY
-        return endless or (data.scheme.independent_steps and whole == length)
+        whole = data.steps_per_epoch * data.accumulation_steps
+        return data.scheme.independent_steps and length == whole
 
     def plot(self, history: tf.keras.callbacks.History) -> Any:
         """Draws the logs of a run: loss, scores, epsilon, clip norm and signal.

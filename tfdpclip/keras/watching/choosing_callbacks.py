@@ -88,8 +88,7 @@ class OwnDecisions:
         """
         before, self._rate = self._rate, self._read_rate()
         texts = []
-        # Keras's own callbacks that set a rate follow the epoch, or are named already.
-        if self._rate != before and self._names and not self._reported:
+        if self._rate != before and not self._reported:
             self._reported = True
             texts.append(_OWN_DECISION.format(f"{self._names} set the learning rate"))
         stopped = ends and self._model.stop_training and not self.budget_stops
@@ -99,8 +98,9 @@ class OwnDecisions:
         return texts
 
     def _read_rate(self) -> float | None:
-        """The learning rate; None for a schedule, which no callback can set."""
-        rate = _compat.own_rate(self._model.optimizer)
+        """The learning rate; None if no callback of the user can set a rate."""
+        # Keras's own callbacks that set a rate follow the epoch, or are named already.
+        rate = self._names and _compat.own_rate(self._model.optimizer)
         return float(rate.numpy()) if isinstance(rate, tf.Variable) else None
 
 

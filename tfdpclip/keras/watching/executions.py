@@ -149,19 +149,20 @@ class Executions:
         self._longest = max(value, self._longest)
 
 
-def refuse_overrun(model: tf.keras.Model, params: dict[str, Any], length: int) -> None:
+def refuse_overrun(model: tf.keras.Model, params: dict[str, Any], data: Any) -> None:
     """Raises if an execution could run more batches than `fit` was asked for.
 
     Args:
       model: the model.
       params: the `params` that Keras gives to callbacks.
-      length: the number of batches in one epoch of the data.
+      data: the data of `fit`, whose end stops an execution.
 
     Raises:
       PrivacyMismatchError: if so, because the budget could be exceeded.
     """
     steps, size = params.get("steps"), _compat.steps_per_execution(model)
-    overruns = _compat.OVERRUNS_EPOCHS and steps not in (None, length)
+    finite = isinstance(data, tf.data.Dataset) and int(data.cardinality())
+    overruns = _compat.OVERRUNS_EPOCHS and steps not in (None, finite)
     if overruns and steps % size:
         whole = steps // size * size or size
         raise PrivacyMismatchError(

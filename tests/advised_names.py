@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import tfdpclip as dpc
 from tests.stack import FEDERATED
+from tfdpclip.testing.auditing import _CanaryWatch
 
 ROWS = 32
 SETTINGS = {"noise_multiplier": 1.1, "expected_batch_size": 8}
@@ -260,7 +261,7 @@ class Names:
     new_layer = property(lambda self: tf.keras.layers.Layer())
     input_shape = (None, 2)
     two_layers = property(lambda self: [self.layer, tf.keras.layers.Dense(2)])
-    watch = property(lambda self: tf.keras.callbacks.Callback())
+    watch = property(lambda self: _CanaryWatch(*self.data, self.model))
     column = np.array([1.0, 0.5, 0.25])
     replica = property(lambda self: tf.reduce_sum)
     optimizer_map = property(lambda self: {self.layer: tf.keras.optimizers.SGD(0.1)})

@@ -13,6 +13,7 @@ from tests.diagnostics.plots import check_picture
 from tests.properties import nasty
 from tests.testing.many_runs import many_runs_lower_bound
 from tfdpclip import testing
+from tfdpclip.accounting import PrivacyMismatchError
 from tfdpclip.testing import one_run_lower_bound
 from tfdpclip.testing.lower_bounds import _densest
 
@@ -103,18 +104,21 @@ def test_a_canary_is_there_once(kind):
         audit((x, y + 1), (x[:20], y[:20]))
 
 
-def small_model(noise_multiplier=1.0, inputs=60):
+def small_model(noise_multiplier=1.0, inputs=60, optimizer=None):
     model = tf.keras.Sequential([tf.keras.Input((inputs,)), tf.keras.layers.Dense(1)])
-    model.compile(
-        dpc.keras.DPSGD(
-            0.1,
-            clip=1.0,
-            noise_multiplier=noise_multiplier,
-            expected_batch_size=20,
-        ),
-        "mse",
+    optimizer = optimizer or dpc.keras.DPSGD(
+        0.1, clip=1.0, noise_multiplier=noise_multiplier, expected_batch_size=20
     )
+    model.compile(optimizer, "mse")
     return model
+
+
+def test_a_model_of_a_plan_is_audited_and_its_steps_are_not_forgotten():
+    plan = dpc.keras.PrivacyPlan(3, 1e-4, examples=70, batch_size=35, epochs=1)
+    model = small_model(optimizer=plan.optimizer(dpc.keras.DPSGD, 0.1))
+    assert audit_small(model).guesses > 0
+    with pytest.raises(PrivacyMismatchError, match="steps of this plan's optimizers"):
+        plan.statement()
 
 
 def audit_small(model, trained=None, canaries=60):

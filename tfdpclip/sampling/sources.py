@@ -192,7 +192,9 @@ def _opened(data: Any, workers: int) -> Source:
         return _dataset_source(data)
     if hasattr(data, "on_epoch_end"):
         raise ValueError(
-            "data must give single records by index; a Keras Sequence gives batches."
+            "data must give single records by index; a Keras Sequence gives batches. "
+            "Give its records: x, y = map(np.concatenate, zip(*(data[i] for i in "
+            "range(len(data))))), and then (x, y)."
         )
     text = isinstance(data, (str, bytes, bytearray))
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not text:

@@ -426,7 +426,8 @@ def _opened(data: Any) -> tuple[Callable[[], Any], bool]:
         )
     if hasattr(data, "on_epoch_end"):
         raise ValueError(
-            "data must give single records; a Keras Sequence gives batches."
+            "data must give single records; a Keras Sequence gives batches: "
+            "lambda: (r for i in range(len(data)) for r in zip(*data[i]))."
         )
     if hasattr(data, "__iter__"):
         again = iter(data) is not data

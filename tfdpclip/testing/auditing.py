@@ -14,6 +14,7 @@ from tfdpclip import _arguments, pictures
 from tfdpclip._variables import all_unwrapped, unwrapped
 from tfdpclip.keras import _compat
 from tfdpclip.keras.gradient_meter import GradientMeter
+from tfdpclip.keras.watching.step_history import history_of
 from tfdpclip.testing.lower_bounds import (
     MOST_CANARIES,
     check_level,
@@ -353,6 +354,7 @@ class _CanaryWatch(tf.keras.callbacks.Callback):
                 "audit_keras the model of fit."
             )
         optimizer = check_model(self.model)
+        history_of(optimizer).count_fit()
         variables = all_unwrapped(self.model.trainable_variables)
         optimizer.build(self.model.trainable_variables)
         self._released = [tf.Variable(tf.zeros_like(v)) for v in variables]

@@ -74,7 +74,7 @@ class StepHistory(tf.train.experimental.PythonState):
         self.restored = False
         #: Whether a plan made the optimizer.
         self.planned = False
-        # The callbacks of the last call of `fit` whose steps a `PrivacyBudget` counts.
+        # The callbacks of the last call of `fit` that `count_fit` noted.
         self._budgeted: Callable[[], Any] = lambda: None
         #: A `WeightWatch` that is told of eager updates; None without one.
         self.watch: Any = None
@@ -200,7 +200,7 @@ class StepHistory(tf.train.experimental.PythonState):
         )
 
     def count_fit(self) -> None:
-        """Notes that a `PrivacyBudget` counts the steps of the running call of `fit`.
+        """Notes that a budget counts the running call of `fit`, or that it is an audit.
 
         The note is of this call alone, since an interrupted call does not end it.
         """

@@ -43,10 +43,12 @@ def _labels(model: Any, x: Any, labels: Any, weights: Any) -> str | None:
     del x, weights
     loss, leaves = _compat.compiled_loss_of(model), tf.nest.flatten(labels)
     steps = ("train_step", "compute_loss")
-    if any(getattr(type(model), n) is not getattr(tf.keras.Model, n) for n in steps):
+    if not loss or any(
+        getattr(type(model), n) is not getattr(tf.keras.Model, n) for n in steps
+    ):
         return None
     # The spec of None has no type.
-    if loss and leaves and not any(hasattr(leaf, "dtype") for leaf in leaves):
+    if leaves and not any(hasattr(leaf, "dtype") for leaf in leaves):
         named = "a loss" if tf.nest.is_nested(loss) else f"loss {_named(loss)}"
         return (
             f"data: there are no labels y, and {named} of the model compares with "

@@ -426,8 +426,8 @@ def _opened(data: Any) -> tuple[Callable[[], Any], bool]:
         )
     if hasattr(data, "on_epoch_end"):
         raise ValueError(
-            "data must give single records; a Keras Sequence gives batches: "
-            "lambda: (r for i in range(len(data)) for r in zip(*data[i]))."
+            "data must give single records; a Keras Sequence gives batches: give a "
+            "function that yields the records of each batch in turn."
         )
     if hasattr(data, "__iter__"):
         again = iter(data) is not data

@@ -32,6 +32,10 @@ def run(replicas, *options):
     return done.stdout
 
 
+def test_two_replicas_train_on_either_keras():
+    assert "1 passed" in run(2, "-k", "counts_are_noised_once")
+
+
 @pytest.mark.slow
 def test_two_replicas_do_what_one_device_does():
     # The mark lets `conftest.py` save the same work as in `make test`.

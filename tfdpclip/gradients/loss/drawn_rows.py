@@ -299,8 +299,7 @@ def _taken_around(graph: Any) -> tuple[list[tf.Tensor], Drawer] | None:
 
 def _weights_at_end(graph: Any) -> tuple[list[tf.Tensor], Drawer] | None:
     """The weights and the drawer, if a function's last arguments are an element."""
-    inner = {id(t) for _, t in graph.captures}
-    given = [t for t in graph.inputs if id(t) not in inner]
+    given = _arguments_of(graph)
     for start in range(len(given)):
         if (found := _weights_among(given[start:])) is not None:
             return found
@@ -440,7 +439,7 @@ def _of_taken(
     if _replicas() > 1:
         if own is None:
             return None
-        if _CURRENT.releases and _first_replica():
+        if _CURRENT.releases and not _replica():
             _release_once(called)
         return _of_weights(graph, own, expected)
     use = _Use(_CURRENT.releases, _CURRENT.adds_up or _CURRENT.releases)
@@ -490,9 +489,17 @@ def _replicas() -> int:
     return 1 if context is None else context.num_replicas_in_sync
 
 
-def _first_replica() -> bool:
+def _replica() -> int:
     place = tf.distribute.get_replica_context().replica_id_in_sync_group
-    return int(tf.get_static_value(place)) == 0
+    return int(tf.get_static_value(place))
+
+
+def _arguments_of(graph: Any) -> list[tf.Tensor]:
+    """The arguments of a function; of several replicas' arguments, this replica's."""
+    inner = {id(t) for _, t in graph.captures}
+    given = [t for t in graph.inputs if id(t) not in inner]
+    # Keras 3 gives its function the elements of all replicas, part by part.
+    return given[_replica() :: _replicas()] if _replicas() > 1 else given
 
 
 def _release_once(called: Any) -> None:
@@ -571,11 +578,7 @@ def _count(mask: tf.Tensor, axis: int | None = None) -> tf.Tensor:
 
 def _weights_given(graph: Any) -> list[tf.Tensor] | None:
     """The weights among the arguments of a function that is given whole elements."""
-    inner = {id(t) for _, t in graph.captures}
-    given = [t for t in graph.inputs if id(t) not in inner]
-    if _replicas() > 1:
-        place = tf.distribute.get_replica_context().replica_id_in_sync_group
-        given = given[int(tf.get_static_value(place)) :: _replicas()]
+    given = _arguments_of(graph)
     places = range(len(given) + 1)
     taken = handed_out.unused_first(NOTES.candidate_elements())
     # Keras gives its function a batch and nothing else, so the weights are at the end;

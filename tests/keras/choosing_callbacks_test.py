@@ -1,10 +1,14 @@
 """A statement names callbacks that decide by a metric, which has no noise."""
 
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdpclip as dpc
+from tfdpclip.keras import _compat
+from tfdpclip.keras.watching import choosing_callbacks
 
 K = tf.keras.callbacks
 
@@ -48,6 +52,25 @@ def test_of_checkpoints_the_best_is_chosen(tmp_path):
     best = K.ModelCheckpoint(path, save_best_only=True, **options)
     assert "ModelCheckpoint decided by 'loss'" in stated(best)
     assert "decided" not in stated(K.ModelCheckpoint(path, **options))
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "reads"), [((), 0), ((K.CSVLogger,), 0), ((K.LambdaCallback,), 6)]
+)
+def test_the_rate_is_read_in_each_step_for_callbacks_of_the_user_alone(
+    callbacks, reads, monkeypatch, tmp_path
+):
+    read, rate_of = [], _compat.own_rate
+
+    def own_rate(optimizer):
+        read.append(rate_of(optimizer))
+        return read[-1]
+
+    reader = types.SimpleNamespace(own_rate=own_rate)
+    monkeypatch.setattr(choosing_callbacks, "_compat", reader)
+    made = [kind(*[tmp_path / "log.csv"] * (kind is K.CSVLogger)) for kind in callbacks]
+    assert "set the learning rate" not in stated(*made)
+    assert len(read) >= reads and (reads or not read)
 
 
 def test_validation_data_are_assumed_to_be_public():
